@@ -1,0 +1,21 @@
+"""The one error a user sees as a sentence. Knows no Slurm, no torch, no configuration."""
+
+
+class HpcddpError(Exception):
+    """Wrong usage, configuration or environment; the CLI prints `message` and exits with 2.
+
+    `code` is a stable word for programs (`bad_value`, `not_in_step`, ...); the message says what
+    was found, what was needed and what to type.
+    """
+
+    def __init__(self, message: str, code: str = "bad_value") -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+
+
+class ConfigError(HpcddpError):
+    """A configuration value or key is wrong, wherever it came from."""
+
+    def __init__(self, message: str, code: str = "bad_config") -> None:
+        super().__init__(message, code)
