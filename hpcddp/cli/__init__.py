@@ -1,0 +1,66 @@
+"""The command line: one module per verb, loaded only when that verb is used."""
+
+import importlib
+import sys
+
+import click
+
+import hpcddp
+from hpcddp.config.layout import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
+from hpcddp.errors import HpcddpError
+
+VERBS = {
+    "submit": "send a job to Slurm, or to this machine with --cluster local",
+    "render": "print the batch script that submit would send",
+    "run": "train in this process; what the batch script calls",
+    "status": "what the runs are doing",
+    "logs": "print or follow the log of a run",
+    "wait": "wait for the end of a run",
+    "cancel": "stop a run for good",
+    "env": "which process am I: ranks, sizes, hosts, address and port",
+    "checkpoint": "list, verify and compare checkpoints",
+}
+
+
+class _Verbs(click.Group):
+    """Finds a verb in the module of its name, so that `status` never pays for `submit`."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in VERBS:
+            return None
+        return importlib.import_module(f"hpcddp.cli.{name}").command
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+@click.command(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(hpcddp.__version__, prog_name="hpcddp")
+def group() -> None:
+    """Data-parallel PyTorch training on Slurm: submit it, survive preemption, see why it is slow."""
+
+
+def main() -> None:
+    """Run the command line and exit: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    try:
+        code = group.main(standalone_mode=False, prog_name="python -m hpcddp")
+    except HpcddpError as error:
+        code = _complain(error.message)
+    except click.exceptions.Abort:
+        code = EXIT_INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        code = EXIT_USAGE
+    except BrokenPipeError:
+        sys.stderr.close()
+        code = EXIT_FAILED
+    sys.exit(code)
+
+
+def _complain(message: str) -> int:
+    click.echo(f"Error: {message}", err=True)
+    return EXIT_USAGE

@@ -11,7 +11,9 @@ class ProcessLayout:
     """Ranks, sizes, hosts and rendezvous of this process; see `hpcddp.cluster.layout` for readers.
 
     `hosts` are the nodes of this step in node-rank order. `device_index` is the CUDA device of
-    this process, or None where no GPU is visible. `requeue_target` is what `scontrol requeue`
+    this process (the local rank where the environment does not say how many there are), or None
+    for the CPU. `more_ports` are what all ranks try, in this order, when `master_port` is taken;
+    empty if somebody chose the port. `requeue_target` is what `scontrol requeue`
     takes (`123`, `123_4`), or None outside Slurm. `job_key` names job, array index and step;
     `restart_count` how often this job was requeued. `sources` says for each field which variable
     it came from.
@@ -26,6 +28,7 @@ class ProcessLayout:
     hosts: tuple[str, ...] = ("localhost",)
     master_addr: str = "127.0.0.1"
     master_port: int = 29500
+    more_ports: tuple[int, ...] = ()
     device_index: int | None = None
     requeue_target: str | None = None
     launcher: str = "single"  # slurm, torchrun, local or single
@@ -38,6 +41,11 @@ class ProcessLayout:
     def is_main(self) -> bool:
         """True in the one process that writes files."""
         return self.global_rank == 0
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """All ports to try, in the same order on every rank."""
+        return (self.master_port, *self.more_ports)
 
     @property
     def attempt(self) -> int:

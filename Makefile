@@ -1,0 +1,37 @@
+# `make demo` trains on this machine; `make test` runs all tests; both set up what they need.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SLURM_PACKAGES := slurm-wlm munge iproute2
+
+.PHONY: demo test lint slurm clean
+
+demo: $(VENV)/.demo
+	$(BIN)/python -m hpcddp submit --nodes 2 --cluster local --follow
+
+test: $(VENV)/.test slurm
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+$(VENV)/.demo: setup.cfg
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[demo]'
+	touch $@
+
+$(VENV)/.test: setup.cfg
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	touch $@ $(VENV)/.demo
+
+# Tests in tests/slurm start their own Slurm cluster; that takes root and these packages.
+slurm:
+	@if command -v slurmctld >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $(SLURM_PACKAGES) >/dev/null; \
+	else echo "No Slurm here and no root to install it: the tests in tests/slurm will be skipped."; fi
+
+clean:
+	rm -rf $(VENV) *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,271 @@
+"""Checkpoint directories on disk: complete or absent, checked, listed, thinned. Knows no torch.
+
+`checkpoints/step_000001200/` holds `state.pt` and `manifest.json`. It is written under a hidden
+name beside it, every file synced, the manifest last, and appears with one rename: what has the
+final name is complete, unless the storage itself tore it, which the manifest's sizes and checksums
+show. Hidden names are left-overs of killed writers and never looked at.
+
+The checksums are CRC-32: they are there against torn files and flipped bits, not against people,
+and cost a third of SHA-256 (0.37 s against 1.20 s for 1.5 GB on two x86 cores, Nov 2026).
+"""
+
+import errno
+import json
+import os
+import re
+import shutil
+import socket
+import time
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from hpcddp.errors import HpcddpError
+
+STATE_FILE, MANIFEST_FILE = "state.pt", "manifest.json"
+
+_FORMAT = 1
+_NAME = re.compile(r"step_(\d{1,18})")
+_LEFT_OVER = re.compile(r"\.step_\d+\..+\.(partial|old)")
+_READ_BYTES = 8 * 2**20
+
+
+class CheckpointError(HpcddpError):
+    """A checkpoint cannot be written, or is not what its manifest says."""
+
+    def __init__(self, message: str, code: str = "bad_checkpoint") -> None:
+        super().__init__(message, code)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointInfo:
+    """A directory with the name of a checkpoint; nothing is said about what is in it."""
+
+    path: Path
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """What a file must be like: its length, and the CRC-32 of its bytes as 8 hex digits."""
+
+    size_bytes: int
+    crc32: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a checkpoint says about itself; `extra` is the caller's own, JSON values only."""
+
+    step: int
+    files: Mapping[str, FileRecord]
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    written_at: float = 0.0  # Unix seconds
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(record.size_bytes for record in self.files.values())
+
+
+class ChecksummedFile:
+    """A binary file that knows the length and CRC-32 of what was written to it in sequence."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._size_bytes = self._crc32 = 0
+
+    def write(self, data: bytes) -> int:
+        self._file.write(data)
+        self._crc32 = zlib.crc32(data, self._crc32)
+        self._size_bytes += len(data)
+        return len(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    @property
+    def record(self) -> FileRecord:
+        return FileRecord(self._size_bytes, f"{self._crc32:08x}")
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    """Where the checkpoint of `step` lies in `folder`."""
+    return folder / f"step_{step:09d}"
+
+
+def list_checkpoints(folder: Path) -> list[CheckpointInfo]:
+    """The checkpoints in `folder` by rising step (as numbers); anything else there is ignored."""
+    try:
+        entries = list(os.scandir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    found = (
+        CheckpointInfo(folder / entry.name, int(match[1]))
+        for entry in entries
+        if (match := _NAME.fullmatch(entry.name)) and entry.is_dir()
+    )
+    return sorted(found, key=lambda info: (info.step, info.path.name))
+
+
+def read_manifest(path: Path) -> Manifest:
+    """What the checkpoint at `path` says about itself; CheckpointError if that is damaged."""
+    file = path / MANIFEST_FILE
+    try:
+        body = json.loads(file.read_bytes())
+        stated = body.pop("crc32")
+        if body["format"] != _FORMAT:
+            raise CheckpointError(f"{file}: format {body['format']}, this version reads {_FORMAT}.")
+        if stated != _crc32_of(body):
+            raise CheckpointError(f"{file} is damaged: its checksum does not match.")
+        files = {name: FileRecord(**record) for name, record in body["files"].items()}
+        return Manifest(body["step"], files, body["extra"], body["written_at"])
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}.") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{file} is damaged: {error!r}.") from error
+
+
+def check_sizes(path: Path) -> Manifest:
+    """The manifest, once every file is there with the right length. Reads no file but the manifest.
+
+    Raises CheckpointError that names the file and what is wrong.
+    """
+    manifest = read_manifest(path)
+    for name, record in manifest.files.items():
+        try:
+            size_bytes = (path / name).stat().st_size
+        except OSError as error:
+            raise CheckpointError(f"{path / name} cannot be read: {error.strerror}.") from error
+        if size_bytes != record.size_bytes:
+            raise CheckpointError(
+                f"{path / name} has {size_bytes} bytes, its manifest says {record.size_bytes}."
+            )
+    return manifest
+
+
+def verify_checkpoint(path: Path) -> Manifest:
+    """The manifest, once every byte of every file has been read and matches its checksum.
+
+    Raises CheckpointError that names the file and what is wrong.
+    """
+    manifest = check_sizes(path)
+    for name, record in manifest.files.items():
+        crc32 = _crc32_of_file(path / name)
+        if crc32 != record.crc32:
+            raise CheckpointError(
+                f"{path / name} is damaged: its CRC-32 is {crc32}, its manifest says "
+                f"{record.crc32}."
+            )
+    return manifest
+
+
+def start_partial(folder: Path, step: int) -> Path:
+    """A new hidden directory beside where the checkpoint of `step` will appear."""
+    partial = _hidden(checkpoint_path(folder, step), "partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of an earlier try of this very process
+    partial.mkdir()
+    return partial
+
+
+@contextmanager
+def synced_file(path: Path) -> Iterator[ChecksummedFile]:
+    """A new file that is on the disk, not only in memory, when the block ends."""
+    with path.open("wb") as file:
+        yield ChecksummedFile(file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_manifest(partial: Path, manifest: Manifest) -> None:
+    """Write the manifest and sync the directory: `partial` is complete then."""
+    body = {
+        "format": _FORMAT,
+        "step": manifest.step,
+        "written_at": manifest.written_at or round(time.time(), 3),
+        "files": {
+            name: {"size_bytes": record.size_bytes, "crc32": record.crc32}
+            for name, record in manifest.files.items()
+        },
+        "extra": dict(manifest.extra),
+    }
+    text = json.dumps(body | {"crc32": _crc32_of(body)}, indent=1)
+    with synced_file(partial / MANIFEST_FILE) as file:
+        file.write(text.encode())
+    _sync_directory(partial)
+
+
+def commit(partial: Path, final: Path) -> None:
+    """Give `partial` its final name, for good; a damaged checkpoint of that name makes way."""
+    if final.exists():
+        _remove(final)
+    os.rename(partial, final)
+    _sync_directory(final.parent)
+
+
+def remove_left_overs(folder: Path) -> None:
+    """Delete what killed writers left in `folder`. Only for the one process that writes there."""
+    for entry in os.scandir(folder):
+        if _LEFT_OVER.fullmatch(entry.name):
+            shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def thin_out(folder: Path, newest: CheckpointInfo, keep_last: int) -> None:
+    """Delete all but the last `keep_last` usable checkpoints up to `newest`, which stays.
+
+    Damaged ones do not count as kept. Later ones than `newest` are left alone: the run went back
+    behind them because they do not load, and will replace them when it gets there again.
+    """
+    older = [info for info in list_checkpoints(folder) if info.step < newest.step]
+    kept = 1
+    for info in reversed(older):
+        if kept < keep_last and _is_usable(info.path):
+            kept += 1
+        elif kept >= keep_last:
+            _remove(info.path)
+
+
+def _is_usable(path: Path) -> bool:
+    with suppress(CheckpointError):
+        check_sizes(path)
+        return True
+    return False
+
+
+def _remove(path: Path) -> None:
+    """Delete a directory so that a kill in the middle leaves nothing with a final name."""
+    hidden = _hidden(path, "old")
+    os.rename(path, hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _hidden(path: Path, kind: str) -> Path:
+    return path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}.{kind}")
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network file systems sync directories by themselves
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _crc32_of(body: Mapping[str, Any]) -> str:
+    return f"{zlib.crc32(json.dumps(body, sort_keys=True).encode()):08x}"
+
+
+def _crc32_of_file(path: Path) -> str:
+    crc32 = 0
+    try:
+        with path.open("rb") as file:
+            while data := file.read(_READ_BYTES):
+                crc32 = zlib.crc32(data, crc32)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+    return f"{crc32:08x}"

@@ -1,0 +1,103 @@
+"""`cancel`: end a run for good."""
+
+import getpass
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import click
+
+from hpcddp.config.layout import EXIT_FAILED
+from hpcddp.errors import HpcddpError
+from hpcddp.launch.observer import Observer
+from hpcddp.launch.status import RunStatus, find_run
+from hpcddp.launch.supervisor import stop_supervisor, supervisor_alive
+from hpcddp.run_dir import RunDir, runs_root
+
+_SCANCEL_TIMEOUT_S = 30.0  # it gives up on a dead controller by itself after 9 s (22.05)
+_START_TIMEOUT_S = 10.0
+
+
+@click.command()
+@click.argument("run")
+def command(run: str) -> None:
+    """End RUN for good: its job is cancelled and nothing starts it again.
+
+    A run that has ended already is left alone, with exit code 0: what was wanted is the case.
+    """
+    run_dir = find_run(runs_root(os.environ), run)
+    [status] = Observer([run_dir]).look()
+    if status.has_ended:
+        click.echo(f"Run {run} is {status.state} already; nothing to cancel.")
+    elif status.launcher == "slurm":
+        _cancel_job(run_dir, status)
+    elif status.launcher == "local":
+        _stop_local(run_dir, status)
+    else:
+        raise HpcddpError(
+            f"Run `{run}` was not sent by `submit` (launcher: {status.launcher}, "
+            f"{status.job_id}), so there is no job to cancel. Stop it where you started it."
+        )
+
+
+def _cancel_job(run_dir: RunDir, status: RunStatus) -> None:
+    scancel = shutil.which("scancel")
+    if scancel is None:
+        raise HpcddpError(
+            f"`scancel` was not found on PATH. Run this on a login node of cluster "
+            f"{status.cluster}, or type there: scancel {status.job_id}"
+        )
+    _record(run_dir)
+    problem = _scancel(scancel, str(status.job_id))
+    if problem is None:
+        click.echo(f"Run {run_dir.name}: job {status.job_id} cancelled.")
+        return
+    click.echo(
+        f"Error: job {status.job_id} was not cancelled: {problem}. The run will not start again "
+        f"by itself, but the job may go on; try again: python -m hpcddp cancel {run_dir.name}",
+        err=True,
+    )
+    sys.exit(EXIT_FAILED)
+
+
+def _scancel(scancel: str, job_id: str) -> str | None:
+    """Cancel the job (`38`, or `38_1` of an array); what went wrong, or None."""
+    try:
+        done = subprocess.run(
+            [scancel, job_id], capture_output=True, text=True, timeout=_SCANCEL_TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired:
+        return f"scancel gave no answer within {_SCANCEL_TIMEOUT_S:.0f} s"
+    except OSError as error:
+        return f"scancel cannot be run: {error.strerror}"
+    if done.returncode == 0:
+        return None
+    return done.stderr.strip() or f"scancel exited with {done.returncode}"
+
+
+def _stop_local(run_dir: RunDir, status: RunStatus) -> None:
+    if supervisor_alive(run_dir) is not None:  # else it is on another host, and untouched
+        _wait_for_start(run_dir, status)
+        _record(run_dir)
+    stop_supervisor(run_dir)
+    click.echo(f"Run {run_dir.name}: stopped all processes of {status.job_id}.")
+
+
+def _wait_for_start(run_dir: RunDir, status: RunStatus) -> None:
+    """A supervisor that is just starting has not written down yet who it is."""
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    observer = Observer([run_dir])
+    while status.state == "pending" and time.monotonic() < deadline:
+        time.sleep(0.1)
+        [status] = observer.look()
+
+
+def _record(run_dir: RunDir) -> None:
+    """Say so before Slurm does it: what ends by our signal must not be started again."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container without this user's name
+        user = f"user id {os.getuid()}"
+    run_dir.append_event("cancelled", by=user)

@@ -1,0 +1,55 @@
+"""The options that `submit`, `render` and `run` share, and how they become a Request."""
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from hpcddp.launch.request import Request
+
+_RESOURCES = {
+    "nodes": "number of nodes",
+    "gpus_per_node": "GPUs per node; one process each",
+    "partition": "partition(s)",
+    "time": "time limit: minutes, HH:MM:SS or D-HH:MM:SS",
+    "account": "account to charge",
+}
+_NUMBERS = ("nodes", "gpus_per_node")
+
+
+def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add JOB, the resource options, key=value overrides and `-- COMMAND` to a verb."""
+    for name, text in reversed(_RESOURCES.items()):
+        kind = click.IntRange(min=0) if name in _NUMBERS else str
+        function = click.option(f"--{name.replace('_', '-')}", name, type=kind, help=text)(function)
+    function = click.option("--cluster", metavar="NAME", help="profile, `auto` or `local`")(function)
+    function = click.option("--name", metavar="RUN", help="name of the run")(function)
+    words = click.argument("words", nargs=-1, metavar="[JOB.yaml] [key=value ...] [-- COMMAND ...]")
+    return words(function)
+
+
+class RequestCommand(click.Command):
+    """Keeps what follows `--` apart: click itself drops the marker."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        own, command = args, []
+        if "--" in args:
+            cut = args.index("--")
+            own, command = args[:cut], args[cut + 1 :]
+            if not command:
+                raise click.UsageError("Nothing follows `--`; put your command there.")
+        context.obj = tuple(command)
+        return super().parse_args(context, own)
+
+
+def build_request(context: click.Context, typed: dict[str, Any]) -> Request:
+    """The Request in what was typed: the first word without `=` is the job."""
+    words: tuple[str, ...] = typed["words"]
+    has_job = bool(words) and "=" not in words[0]
+    return Request(
+        job=words[0] if has_job else None,
+        cluster=typed["cluster"],
+        resources={name: typed[name] for name in _RESOURCES if typed[name] is not None},
+        overrides=words[1:] if has_job else words,
+        command=context.obj or (),
+    )

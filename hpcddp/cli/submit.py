@@ -1,0 +1,79 @@
+"""`submit`: send a job and say how to watch it."""
+
+import os
+import shlex
+import sys
+from typing import Any
+
+import click
+
+from hpcddp.cli.options import RequestCommand, build_request, request_options
+from hpcddp.config.layout import EXIT_FAILED
+from hpcddp.config.write import config_text
+from hpcddp.launch.request import resolve_request, world_size
+from hpcddp.launch.sbatch import SubmissionFailed, test_only
+from hpcddp.launch.submission import Submission, prepare, send
+
+
+@click.command(cls=RequestCommand)
+@request_options
+@click.option("--dry-run", is_flag=True, help="show everything, send nothing")
+@click.option("--follow", "follows", is_flag=True, help="show progress; exit with the job's code")
+@click.pass_context
+def command(context: click.Context, dry_run: bool, follows: bool, **typed: Any) -> None:  # noqa: ANN401
+    """Send a job to Slurm, or to this machine with --cluster local.
+
+    JOB.yaml is a file or the name of a shipped one (default: digits); key=value changes any
+    setting; `-- COMMAND` runs your own program with torch's rank variables set.
+    """
+    request = resolve_request(build_request(context, typed), os.environ)
+    submission = prepare(request, typed["name"], os.environ)
+    if dry_run:
+        sys.exit(_show(submission))
+    try:
+        job_id = send(submission)
+    except SubmissionFailed as error:
+        click.echo(f"Error: not submitted: {error}", err=True)
+        sys.exit(EXIT_FAILED)
+    _announce(submission, job_id)
+    if follows:
+        from hpcddp.launch.follow import follow
+
+        sys.exit(follow(submission.run_dir))
+
+
+def _announce(submission: Submission, job_id: str) -> None:
+    config, profile = submission.request.config, submission.request.profile
+    processes = world_size(config, profile)
+    run = shlex.quote(submission.run_dir.name)
+    click.echo(
+        f"Run {submission.run_dir.name}: job {job_id} on cluster {profile.name}, "
+        f"{_count(config.resources.nodes, 'node')}, {_count(processes, 'process')}\n"
+        f"Folder {submission.run_dir.path}\n"
+        f"Next:\n"
+        f"  python -m hpcddp status {run}\n"
+        f"  python -m hpcddp logs {run} --follow\n"
+        f"  python -m hpcddp cancel {run}"
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{number} {noun if number == 1 else plural}"
+
+
+def _show(submission: Submission) -> int:
+    """Print configuration and script, and ask Slurm for its opinion; the exit code."""
+    click.echo(f"# config.yaml of run {submission.run_dir.name}, each value with its source")
+    click.echo(config_text(submission.request.resolved))
+    click.echo(f"# {submission.run_dir.script}")
+    click.echo(submission.script, nl=False)
+    if submission.request.profile.launcher != "slurm":
+        return 0
+    opinion = test_only(submission.script, os.environ)
+    if opinion is None:
+        click.echo("\n# sbatch --test-only: not asked, no answer from Slurm here")
+        return 0
+    accepted, words = opinion
+    click.echo(f"\n# sbatch --test-only: {words}")
+    return 0 if accepted else EXIT_FAILED

@@ -1,0 +1,66 @@
+"""Which variables must not travel into a new job, and which hide secrets. Changes nothing."""
+
+import re
+from collections.abc import Mapping
+
+# Facts about the surrounding job, step, MPI start or launcher. SBATCH_* stay: those are the
+# user's own defaults. So do HPCDDP_MASTER_ADDR and HPCDDP_MASTER_PORT, which users set.
+_PREFIXES = (
+    "SLURM_",
+    "SLURMD_",
+    "_SLURM_",
+    "SPANK_",
+    "SRUN_",
+    "PMI",
+    "PALS_",
+    "OMPI_",
+    "MPI_LOCAL",
+    "MV2_COMM_WORLD_",
+    "TORCHELASTIC_",
+    "SUBMITIT_LOCAL_",
+    "SUBMITIT_DEBUG_",
+)
+_NAMES = frozenset({
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK",
+    "GROUP_WORLD_SIZE", "GROUP_NAME", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR",
+    "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "GPU_DEVICE_ORDINAL", "SUBMITIT_EXECUTOR",
+    "HPCDDP_LAUNCHER", "HPCDDP_GLOBAL_RANK", "HPCDDP_WORLD_SIZE", "HPCDDP_LOCAL_RANK",
+    "HPCDDP_LOCAL_WORLD_SIZE", "HPCDDP_NODE_RANK", "HPCDDP_NUM_NODES", "HPCDDP_JOB_ID",
+    "HPCDDP_RESTART_COUNT", "HPCDDP_ATTEMPT", "HPCDDP_HOST_SUFFIX",
+})  # fmt: skip
+# Where Slurm is and who the user is: without them sbatch cannot even ask.
+_KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"})
+
+_SECRET_WORDS = frozenset({
+    "TOKEN", "TOKENS", "SECRET", "SECRETS", "PASSWORD", "PASSWORDS", "PASSWD", "PASSPHRASE",
+    "PASS", "PW", "PWD", "KEY", "KEYS", "APIKEY", "CREDENTIAL", "CREDENTIALS", "CREDS", "AUTH",
+    "JWT", "COOKIE", "COOKIES", "PAT", "DSN", "BEARER",
+})  # fmt: skip
+_SECRET_ENDINGS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "APIKEY", "CREDENTIALS")
+_NOT_SECRET = frozenset({"SSH_AUTH_SOCK", "PWD"})
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+
+
+def inherited_names(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The names in `environ` that describe where this process runs, sorted.
+
+    A job submitted with them would take another job's ranks, devices and limits for its own.
+    """
+    names = {name for name in environ if _is_inherited(name)}
+    if "HPCDDP_ATTEMPT" in environ:
+        # Inside one of our own jobs its batch script chose the device, elsewhere the user did.
+        names |= {"HPCDDP_DEVICE"} & set(environ)
+    return tuple(sorted(names))
+
+
+def _is_inherited(name: str) -> bool:
+    return name not in _KEPT and (name in _NAMES or name.startswith(_PREFIXES))
+
+
+def looks_secret(name: str) -> bool:
+    """True if a variable of this name probably holds a credential: show its name only."""
+    if name in _NOT_SECRET:
+        return False
+    words = [word.upper() for word in _WORD.findall(name)]
+    return any(word in _SECRET_WORDS or word.endswith(_SECRET_ENDINGS) for word in words)

@@ -1,0 +1,25 @@
+"""Typed reads of single environment variables. Knows no Slurm, no torch."""
+
+from collections.abc import Mapping
+
+from hpcddp.errors import HpcddpError
+
+
+def first_set(environ: Mapping[str, str], *names: str) -> str | None:
+    """The first of these names that has a non-blank value, or None."""
+    return next((name for name in names if environ.get(name, "").strip()), None)
+
+
+def read_count(environ: Mapping[str, str], name: str) -> int:
+    """The variable as a number of at least 0; raises HpcddpError `inconsistent` or `bad_value`."""
+    if not environ.get(name, "").strip():
+        raise HpcddpError(f"{name} is not set, so the layout is incomplete.", "inconsistent")
+    return parse_count(environ[name], name)
+
+
+def parse_count(text: str, name: str) -> int:
+    """`text` as a number of at least 0; `name` is what the message calls it."""
+    stripped = text.strip()
+    if not (stripped.isascii() and stripped.isdigit()):
+        raise HpcddpError(f"{name}={text!r} is not a number; a count such as 4 is needed.")
+    return int(stripped)

@@ -1,0 +1,48 @@
+"""Batch arithmetic, in one place: global_batch = micro_batch x accumulation_steps x world_size."""
+
+from dataclasses import dataclass
+
+from hpcddp.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """How the images of one step are divided; all counts in images, except the last two."""
+
+    global_batch: int
+    micro_batch: int
+    accumulation_steps: int
+    world_size: int
+
+    @property
+    def per_process(self) -> int:
+        """Images one process sees in one step."""
+        return self.micro_batch * self.accumulation_steps
+
+
+def plan_batches(*, global_batch: int, micro_batch: int | None, world_size: int) -> BatchPlan:
+    """Divide `global_batch`; `micro_batch=None` means one pass per step.
+
+    Raises ConfigError when it does not divide; the message names the nearest values that do.
+    """
+    if micro_batch is None:
+        _check_divides(global_batch, world_size, f"world_size={world_size}")
+        return BatchPlan(global_batch, global_batch // world_size, 1, world_size)
+    per_pass = micro_batch * world_size
+    _check_divides(
+        global_batch,
+        per_pass,
+        f"micro_batch={micro_batch} x world_size={world_size} = {per_pass}",
+    )
+    return BatchPlan(global_batch, micro_batch, global_batch // per_pass, world_size)
+
+
+def _check_divides(global_batch: int, factor: int, said: str) -> None:
+    if global_batch % factor == 0:
+        return
+    below = global_batch // factor * factor
+    values = f"{below} or {below + factor}" if below else f"{factor}"
+    raise ConfigError(
+        f"train.global_batch={global_batch} is not a multiple of {said}. "
+        f"Set train.global_batch to {values}."
+    )

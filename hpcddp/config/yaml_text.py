@@ -1,0 +1,52 @@
+"""YAML as people mean it. Knows no schema.
+
+YAML 1.1 reads `30:00` as 1800 (base 60), which would turn a Slurm time into another one.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hpcddp.errors import ConfigError
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader without base-60 numbers, and with `1e-3` as a number."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [pair for pair in pairs if pair[0] not in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")]
+    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int", re.compile(r"^[-+]?(0|[1-9][0-9_]*)$"), list("-+0123456789")
+)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d[\d_]*\.\d*([eE][-+]?\d+)?|\.\d+([eE][-+]?\d+)?|\d+[eE][-+]?\d+|\.inf)$"),
+    list("-+.0123456789"),
+)
+
+
+def parse_yaml(text: str, where: str) -> Any:  # noqa: ANN401
+    """The value of a YAML text; ConfigError names `where` and the line."""
+    try:
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from None
+
+
+def load_yaml_mapping(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file; empty for an empty file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    value = parse_yaml(text, str(path))
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path}: found {type(value).__name__}, needed `key: value` lines.")
+    return value

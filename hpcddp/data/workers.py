@@ -1,0 +1,125 @@
+"""Loader worker processes: how they start, what they must not hear, how they end. Knows no data.
+
+They come from a fork server, not from a fork of the training process, which may hold network
+connections, GPU state and signal handlers that a copy must not have.
+"""
+
+import atexit
+import multiprocessing
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import connection, context, forkserver, resource_tracker
+from typing import Any
+
+import torch.utils.data
+
+WorkerInit = Callable[[int], None]
+
+_STOP_SIGNALS = {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
+_PREFETCHED_PER_WORKER = 2
+
+
+class WorkerBatches:
+    """`fetch[item]` for each item of `order`, in order, computed ahead by worker processes.
+
+    Can be iterated again, one iteration at a time; the workers live as long as this object.
+    """
+
+    def __init__(
+        self,
+        fetch: Any,  # noqa: ANN401
+        order: Iterable[Any],
+        workers: int,
+        worker_init: WorkerInit | None,
+        pin_memory: bool,
+    ) -> None:
+        self._iterator: Iterator[Any] | None = None
+        self._loader: Iterable[Any] = torch.utils.data.DataLoader(
+            fetch,
+            batch_size=None,  # an item is a batch already
+            sampler=order,
+            num_workers=workers,
+            collate_fn=_unchanged,
+            pin_memory=pin_memory,
+            worker_init_fn=_WorkerStart(worker_init),
+            multiprocessing_context=_fork_server(),
+            generator=torch.Generator(),  # else each iteration advances the global generator
+            prefetch_factor=_PREFETCHED_PER_WORKER,
+            persistent_workers=True,
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        is_first = self._iterator is None
+        self._iterator = iter(self._loader)
+        if is_first:
+            # Leaving the interpreter with workers alive would send them SIGTERM, which they do not
+            # hear, and wait for ever. What is registered last runs first: before torch's own exit
+            # functions, the last of which came with the line above.
+            atexit.register(_close, weakref.ref(self))
+        while (batch := next(self._iterator, None)) is not None:
+            yield batch
+
+    def close(self) -> None:
+        """End the workers; an iteration that is under way ends too."""
+        self._loader, self._iterator = (), iter(())
+
+
+def _close(reference: weakref.ReferenceType[WorkerBatches]) -> None:
+    if (batches := reference()) is not None:
+        batches.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _WorkerStart:
+    """What a worker does first: tie its life to its owner's, then what the caller wants."""
+
+    then: WorkerInit | None
+
+    def __call__(self, worker_id: int) -> None:
+        threading.Thread(target=_end_with_owner, daemon=True).start()
+        if self.then is not None:
+            self.then(worker_id)
+
+
+def _end_with_owner() -> None:
+    """Leave when the training process is gone, however it died.
+
+    torch's own watchdog looks at the parent, and that is the fork server, which in turn lives as
+    long as any worker does: after a SIGKILL both would stay for ever.
+    """
+    connection.wait([multiprocessing.parent_process().sentinel])
+    os._exit(1)
+
+
+def _fork_server() -> context.BaseContext:
+    """The fork server, with the data code imported and deaf to stop signals, as its children are.
+
+    Slurm signals every process of a step. A blocked signal stays blocked across fork and exec, so
+    workers are safe from their first instruction on, before any `worker_init` can run; in this
+    process a signal that comes meanwhile is only delayed.
+    """
+    forkserver_context = multiprocessing.get_context("forkserver")
+    forkserver_context.set_forkserver_preload(["hpcddp.data.datasets"])
+    with _blocked(_STOP_SIGNALS):
+        resource_tracker.ensure_running()
+    with _blocked(_STOP_SIGNALS):  # again: starting the tracker unblocks SIGTERM
+        forkserver.ensure_running()
+    return forkserver_context
+
+
+@contextmanager
+def _blocked(signals: set[signal.Signals]) -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _unchanged(batch: Any) -> Any:  # noqa: ANN401
+    return batch

@@ -1,0 +1,80 @@
+"""A run without `submit`: started by the user's own srun or torchrun line, or as one process."""
+
+import os
+import time
+from collections.abc import Mapping
+
+from hpcddp.cluster.layout import layout_from_environ
+from hpcddp.cluster.profile import CLUSTER_VARIABLE
+from hpcddp.config.layout import ProcessLayout
+from hpcddp.config.write import config_text, read_config
+from hpcddp.errors import ConfigError, HpcddpError
+from hpcddp.launch.request import Request, ResolvedRequest, resolve_request
+from hpcddp.launch.submission import check_run_name
+from hpcddp.run_dir import RunDir, runs_root, write_atomically
+
+_WAIT_FOR_MAIN_S = 120.0  # shared file systems show a new file late
+_POLL_S = 0.1
+
+
+def open_run(request: Request, name: str | None, environ: Mapping[str, str]) -> RunDir:
+    """The run directory that every process of this start agrees on; the main process creates it.
+
+    Raises ConfigError when the run exists with other settings, or never appears.
+    """
+    layout = layout_from_environ(environ)
+    resolved = resolve_request(request, {CLUSTER_VARIABLE: "local", **environ})
+    run_name = check_run_name(name or _name_for(resolved.job_name, layout, environ))
+    run_dir = RunDir(runs_root(environ) / run_name)
+    if layout.is_main:
+        _create_or_check(run_dir, resolved, layout)
+    else:
+        _wait_for(run_dir)
+    return run_dir
+
+
+def _name_for(job_name: str, layout: ProcessLayout, environ: Mapping[str, str]) -> str:
+    """A name that all processes derive alike and that a requeued job finds again."""
+    if layout.requeue_target:
+        return f"{job_name}-{layout.requeue_target}"
+    torchrun_id = environ.get("TORCHELASTIC_RUN_ID", "none")
+    if torchrun_id != "none":
+        return f"{job_name}-{torchrun_id}"
+    if layout.world_size > 1:
+        raise HpcddpError(
+            f"{layout.world_size} processes need one name for their run, and torchrun was given no "
+            "--rdzv-id. Add `--name RUN`."
+        )
+    return f"{job_name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _create_or_check(run_dir: RunDir, resolved: ResolvedRequest, layout: ProcessLayout) -> None:
+    if run_dir.config.exists():
+        if read_config(run_dir) != resolved.config:
+            raise ConfigError(
+                f"Run `{run_dir.name}` exists with other settings ({run_dir.config}). Use another "
+                "--name, or the same settings."
+            )
+    else:
+        run_dir.attempt_logs(0).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(run_dir.config, config_text(resolved.resolved))
+    run_dir.append_event(
+        "submitted",
+        run=run_dir.name,
+        launcher=layout.launcher,
+        job_id=layout.requeue_target or f"pid-{os.getpid()}",
+        cluster=resolved.profile.name,
+        nodes=layout.num_nodes,
+        processes_per_node=layout.local_world_size,
+    )
+
+
+def _wait_for(run_dir: RunDir) -> None:
+    deadline = time.monotonic() + _WAIT_FOR_MAIN_S
+    while not run_dir.config.exists():
+        if time.monotonic() > deadline:
+            raise ConfigError(
+                f"{run_dir.config} did not appear within {_WAIT_FOR_MAIN_S:.0f} s. Is "
+                f"{run_dir.path.parent} on a file system that all nodes share? Set HPCDDP_RUNS_DIR."
+            )
+        time.sleep(_POLL_S)

@@ -1,0 +1,135 @@
+"""What a run wrote about itself, read piece by piece as its files grow. Knows no scheduler."""
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from hpcddp.run_dir import RunDir
+
+Record = dict[str, Any]
+_BLOCK_BYTES = 1 << 20
+# The end of metrics.jsonl in which the newest evaluation is looked for: about 1300 records, two
+# epochs of ImageNet at a batch of 256 with a record every ten steps.
+_METRICS_TAIL_BYTES = 256 * 1024
+
+
+class FileTail:
+    """The part of a growing file that was not read yet; the file may not exist yet.
+
+    The file is opened anew for each look: NFS promises fresh content at open only, and a file
+    that stays open may hide for a minute what another host has appended.
+    """
+
+    def __init__(self, path: Path, last_bytes: int | None = None) -> None:
+        self.path = path
+        self.modified = 0.0  # Unix seconds, as of the last look
+        self._offset = 0
+        self._rest = b""
+        if last_bytes is not None and path.exists():
+            self._offset = max(0, path.stat().st_size - last_bytes)
+
+    def blocks(self) -> Iterator[bytes]:
+        """What is new, in blocks of at most 1 MiB."""
+        try:
+            with self.path.open("rb") as file:
+                self._seek(file)
+                while block := file.read(_BLOCK_BYTES):
+                    self._offset += len(block)
+                    yield block
+        except (FileNotFoundError, NotADirectoryError):
+            return
+
+    def lines(self) -> list[bytes]:
+        """The lines that became complete; a torn one waits for its end."""
+        *complete, self._rest = b"".join([self._rest, *self.blocks()]).split(b"\n")
+        return complete
+
+    def rest(self) -> bytes:
+        """The torn last line, once nobody writes any more."""
+        rest, self._rest = self._rest, b""
+        return rest
+
+    def _seek(self, file: BinaryIO) -> None:
+        status = os.fstat(file.fileno())
+        self.modified = status.st_mtime
+        if status.st_size < self._offset:  # somebody began the file again
+            self._offset, self._rest = 0, b""
+        file.seek(self._offset)
+
+
+class RunHistory:
+    """Events and newest metrics of one run; `refresh` reads what was added since."""
+
+    def __init__(self, run_dir: RunDir, *, all_metrics: bool = False) -> None:
+        self.run_dir = run_dir
+        self.events: list[Record] = []
+        self.train: Record = {}  # newest training record
+        self.evaluation: Record = {}  # newest evaluation record
+        self._events = FileTail(run_dir.events)
+        self._metrics = FileTail(run_dir.metrics, None if all_metrics else _METRICS_TAIL_BYTES)
+        self.refresh()
+
+    def refresh(self) -> list[Record]:
+        """Read on; the new records, events first. A metrics record has no `event`."""
+        events = [record for record in _records(self._events.lines()) if "event" in record]
+        metrics = list(_records(self._metrics.lines()))
+        self.events += events
+        for record in metrics:
+            if "accuracy" in record:
+                self.evaluation = record
+            else:
+                self.train = record
+        return events + metrics
+
+    @property
+    def metrics_time(self) -> float:
+        """When metrics.jsonl was last written, in Unix seconds; 0 if never."""
+        return self._metrics.modified
+
+    @property
+    def last_write_time(self) -> float:
+        """The run's last sign of life in its files, in Unix seconds; 0 if there is none."""
+        return max(self._metrics.modified, self._events.modified)
+
+    @property
+    def current(self) -> Sequence[Record]:
+        """The events of the newest submission; all of them if none was recorded."""
+        return since_submission(self.events)
+
+    @property
+    def submission(self) -> Record:
+        """The newest `submitted` event, or an empty record."""
+        return next(filter(is_submission, reversed(self.events)), {})
+
+
+def is_submission(event: Record) -> bool:
+    return event["event"] == "submitted"
+
+
+def since_submission(events: Sequence[Record]) -> Sequence[Record]:
+    """The events of the newest submission.
+
+    Its job may have written before the `submitted` event was: that is recorded once the job's id
+    is known, and the job does not wait.
+    """
+    places = [index for index, event in enumerate(events) if is_submission(event)]
+    if not places:
+        return events
+    begin = places[-1]
+    before = places[-2] + 1 if len(places) > 1 else 0
+    job_id = events[begin].get("job_id")
+    early = (i for i in range(before, begin) if events[i].get("job_id") == job_id)
+    return events[next(early, begin) :]
+
+
+def _records(lines: Iterable[bytes]) -> Iterator[Record]:
+    """The JSON objects among the lines; torn and foreign lines are passed over."""
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict):
+            yield record

@@ -1,0 +1,92 @@
+"""What runs in every process of a job: find the place, read the configuration, train.
+
+Imports torch only inside the call, after the signal handlers are in place.
+"""
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+from typing import NoReturn
+
+from hpcddp.cluster.layout import layout_from_environ
+from hpcddp.config.layout import EXIT_FAILED, EXIT_USAGE, ProcessLayout
+from hpcddp.config.schema import RunConfig
+from hpcddp.config.write import read_config
+from hpcddp.errors import HpcddpError
+from hpcddp.run_dir import RunDir
+from hpcddp.stop_flag import StopFlag
+
+_log = logging.getLogger("hpcddp")
+
+
+def run_job(run_dir: RunDir, environ: Mapping[str, str]) -> NoReturn:
+    """Run this process's part of the job and leave with its exit code.
+
+    Leaves through `os._exit`: after an error in a collective, an orderly shutdown could wait for
+    the other processes for ever, and the job would not end.
+    """
+    stop_flag = StopFlag.install()
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO, stream=sys.stdout)
+    layout: ProcessLayout | None = None
+    try:
+        layout = layout_from_environ(environ)
+        config = read_config(run_dir)
+        code = _work(config, layout, run_dir, stop_flag)
+    except HpcddpError as error:
+        print(f"Error: {error.message}", file=sys.stderr)
+        code = _record_failure(run_dir, layout, error, EXIT_USAGE)
+    except BaseException as error:
+        traceback.print_exc()
+        code = _record_failure(run_dir, layout, error, EXIT_FAILED)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _work(
+    config: RunConfig, layout: ProcessLayout, run_dir: RunDir, stop_flag: StopFlag
+) -> int:
+    for warning in layout.warnings:
+        _log.warning("%s", warning)
+    if config.command:
+        _become(config.command, layout)
+    from hpcddp.train.loop import train
+
+    return train(config, layout, run_dir, stop_flag)
+
+
+def _become(command: tuple[str, ...], layout: ProcessLayout) -> NoReturn:
+    """Replace this process by the user's own program, with torch's variables set."""
+    place = {
+        "RANK": layout.global_rank,
+        "WORLD_SIZE": layout.world_size,
+        "LOCAL_RANK": layout.local_rank,
+        "LOCAL_WORLD_SIZE": layout.local_world_size,
+        "GROUP_RANK": layout.node_rank,
+        "MASTER_ADDR": layout.master_addr,
+        "MASTER_PORT": layout.master_port,
+    }
+    os.environ.update({name: str(value) for name, value in place.items()})
+    sys.stdout.flush()
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        raise HpcddpError(
+            f"Cannot run `{command[0]}`: {error.strerror}. Give a program on PATH or a path that "
+            "exists on the compute nodes after `--`."
+        ) from None
+
+
+def _record_failure(
+    run_dir: RunDir, layout: ProcessLayout | None, error: BaseException, code: int
+) -> int:
+    said = str(error).strip().splitlines()
+    line = f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
+    place = {} if layout is None else {"global_rank": layout.global_rank, "attempt": layout.attempt}
+    try:
+        run_dir.append_event("failed", **place, exit_code=code, error=line, reason="error")
+    except OSError as problem:
+        print(f"hpcddp: cannot record the failure: {problem}", file=sys.stderr)
+    return code

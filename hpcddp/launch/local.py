@@ -1,0 +1,56 @@
+"""The local executor: run a job's script on this machine, detached, as often as it asks for.
+
+It stands in for Slurm's controller; `hpcddp.launch.local_step` stands in for srun.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpcddp.cluster.scrub import inherited_names
+from hpcddp.config.layout import EXIT_AGAIN
+from hpcddp.launch.supervisor import record_supervisor
+from hpcddp.run_dir import RunDir
+
+
+def submit_to_local(run_dir: RunDir) -> str:
+    """Start the run's supervisor, detached from this terminal, and return its job id."""
+    run_dir.batch_log.parent.mkdir(parents=True, exist_ok=True)
+    environ = {k: v for k, v in os.environ.items() if k not in inherited_names(os.environ)}
+    with run_dir.batch_log.open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "hpcddp.launch.local", "--run-dir", str(run_dir.path)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env=environ,
+        )
+    return f"local-{process.pid}"
+
+
+def supervise(run_dir: RunDir) -> int:
+    """Run job.sbatch again while it answers 75; returns its last exit code."""
+    record_supervisor(run_dir)
+    environ = {**os.environ, "HPCDDP_JOB_ID": f"local-{os.getpid()}"}
+    restart_count = 0
+    while True:
+        environ["HPCDDP_RESTART_COUNT"] = str(restart_count)
+        code = subprocess.run(["bash", str(run_dir.script)], env=environ).returncode
+        if code != EXIT_AGAIN:
+            return code
+        restart_count += 1
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Entry of `python -m hpcddp.launch.local`."""
+    parser = argparse.ArgumentParser(prog="hpcddp.launch.local")
+    parser.add_argument("--run-dir", type=Path, required=True)
+    return supervise(RunDir(parser.parse_args(words).run_dir))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

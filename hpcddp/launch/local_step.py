@@ -1,0 +1,105 @@
+"""A stand-in for srun on one machine: start every process of every emulated node.
+
+Each process gets its own log and the variables that `hpcddp.cluster.layout` reads. One that
+fails ends the others, as `srun --kill-on-bad-exit=1` does.
+"""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+_GRACE_S = 10.0  # a process that saves and leaves on its own is not cut off
+_POLL_S = 0.05
+
+
+def process_environment(
+    environ: Mapping[str, str], *, nodes: int, processes_per_node: int, global_rank: int
+) -> dict[str, str]:
+    """The environment of one process: `environ` plus its place in the job."""
+    node_rank, local_rank = divmod(global_rank, processes_per_node)
+    place = {
+        "HPCDDP_LAUNCHER": "local",
+        "HPCDDP_GLOBAL_RANK": global_rank,
+        "HPCDDP_WORLD_SIZE": nodes * processes_per_node,
+        "HPCDDP_LOCAL_RANK": local_rank,
+        "HPCDDP_LOCAL_WORLD_SIZE": processes_per_node,
+        "HPCDDP_NODE_RANK": node_rank,
+        "HPCDDP_NUM_NODES": nodes,
+        "HPCDDP_JOB_ID": environ.get("HPCDDP_JOB_ID", f"local-{os.getpid()}"),
+        "HPCDDP_RESTART_COUNT": environ.get("HPCDDP_RESTART_COUNT", "0"),
+    }
+    return {**environ, **{name: str(value) for name, value in place.items()}}
+
+
+def run_step(command: Sequence[str], *, nodes: int, processes_per_node: int, logs: Path) -> int:
+    """Run all processes to their end; the highest exit code, 128 + signal for a killed one."""
+    processes: list[subprocess.Popen[bytes]] = []
+    _forward_signals_to(processes)
+    for global_rank in range(nodes * processes_per_node):
+        environ = process_environment(
+            os.environ,
+            nodes=nodes,
+            processes_per_node=processes_per_node,
+            global_rank=global_rank,
+        )
+        with (logs / f"rank-{global_rank:04d}.log").open("ab") as log:
+            processes.append(subprocess.Popen(command, stdout=log, stderr=log, env=environ))
+    return _wait_for(processes)
+
+
+def _wait_for(processes: Sequence[subprocess.Popen[bytes]]) -> int:
+    deadline: float | None = None
+    while None in (codes := [process.poll() for process in processes]):
+        if any(codes) and deadline is None:
+            deadline = time.monotonic() + _GRACE_S
+            _signal_living(processes, signal.SIGTERM)
+        if deadline is not None and time.monotonic() > deadline:
+            _signal_living(processes, signal.SIGKILL)
+        time.sleep(_POLL_S)
+    return max(_shell_code(code) for code in codes if code is not None)
+
+
+def _signal_living(processes: Sequence[subprocess.Popen[bytes]], signum: int) -> None:
+    for process in processes:
+        if process.poll() is None:
+            process.send_signal(signum)
+
+
+def _shell_code(returncode: int) -> int:
+    return 128 - returncode if returncode < 0 else returncode
+
+
+def _forward_signals_to(processes: list[subprocess.Popen[bytes]]) -> None:
+    """What Slurm would send to the step's processes, sent to us, goes on to them."""
+
+    def forward(signum: int, frame: FrameType | None) -> None:
+        _signal_living(list(processes), signum)
+
+    for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(signum, forward)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Entry of `python -m hpcddp.launch.local_step`."""
+    parser = argparse.ArgumentParser(prog="hpcddp.launch.local_step")
+    parser.add_argument("--nodes", type=int, required=True)
+    parser.add_argument("--processes-per-node", type=int, required=True)
+    parser.add_argument("--logs", type=Path, required=True)
+    parser.add_argument("command", nargs="+")
+    typed = parser.parse_args(words)
+    return run_step(
+        typed.command,
+        nodes=typed.nodes,
+        processes_per_node=typed.processes_per_node,
+        logs=typed.logs,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

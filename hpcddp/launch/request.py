@@ -1,0 +1,126 @@
+"""From what a user typed to a resolved configuration and profile. Sends nothing, writes nothing."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpcddp.cluster.profile import CLUSTER_VARIABLE, ClusterProfile, load_profile
+from hpcddp.config.batch import plan_batches
+from hpcddp.config.files import find_config, find_job
+from hpcddp.config.load import (
+    Layer,
+    Resolved,
+    command_line_layer,
+    environment_layer,
+    file_layer,
+    resolve,
+)
+from hpcddp.config.schema import RunConfig
+from hpcddp.errors import ConfigError
+
+DEFAULT_JOB = "digits"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the user typed: a job file, options that are keys of `resources`, overrides, a command."""
+
+    job: str | None = None
+    cluster: str | None = None
+    resources: Mapping[str, Any] = field(default_factory=dict)
+    overrides: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedRequest:
+    """The answer to a Request; `job_name` is what a run is called after by default."""
+
+    resolved: Resolved
+    profile: ClusterProfile
+    job_name: str
+
+    @property
+    def config(self) -> RunConfig:
+        return self.resolved.config
+
+
+def resolve_request(request: Request, environ: Mapping[str, str]) -> ResolvedRequest:
+    """Defaults < profile < configs/train < job file < environment < command line.
+
+    Raises ConfigError with the layer at fault.
+    """
+    job = file_layer(find_job(request.job or DEFAULT_JOB))
+    options = Layer("command line", {"resources": dict(request.resources)})
+    overrides = command_line_layer(request.overrides)
+    upper = (job, environment_layer(environ), options, overrides)
+    cluster = request.cluster or _first("cluster", environ.get(CLUSTER_VARIABLE), upper, "auto")
+    experiment = _first("experiment", None, upper, "digits")
+    profile = load_profile(cluster, environ)
+    names = Layer("chosen", {"cluster": profile.name, "command": list(request.command)})
+    train = file_layer(find_config("train", experiment, environ))
+    resolved = resolve([profile.layer, train, *upper, names])
+    return ResolvedRequest(resolved, profile, _job_name(request, job))
+
+
+def processes_per_node(config: RunConfig, profile: ClusterProfile) -> int:
+    """One process per GPU; on profiles without GPUs what the configuration says.
+
+    Raises ConfigError where the two ways of saying it contradict each other.
+    """
+    gpus, processes = config.resources.gpus_per_node, config.resources.processes_per_node
+    if not profile.has_gpus:
+        if gpus:
+            raise ConfigError(
+                f"gpus_per_node={gpus}, but profile `{profile.name}` has no GPUs. Use "
+                f"resources.processes_per_node={gpus}, or a profile with GPUs."
+            )
+        return processes or 1
+    if not gpus:
+        raise ConfigError(
+            f"Profile `{profile.name}` starts one process per GPU and gpus_per_node is {gpus}. "
+            "Use --gpus-per-node N, or --cluster generic-cpu."
+        )
+    if processes not in (None, gpus):
+        raise ConfigError(
+            f"processes_per_node={processes} with gpus_per_node={gpus}: one process drives one "
+            "GPU. Leave processes_per_node unset."
+        )
+    return gpus
+
+
+def world_size(config: RunConfig, profile: ClusterProfile) -> int:
+    """Processes of the whole job."""
+    return config.resources.nodes * processes_per_node(config, profile)
+
+
+def check_sizes(config: RunConfig, profile: ClusterProfile) -> None:
+    """Raise ConfigError now for what would only fail after hours in the queue."""
+    processes = world_size(config, profile)
+    if config.command:
+        return
+    train = config.train
+    plan_batches(
+        global_batch=train.global_batch, micro_batch=train.micro_batch, world_size=processes
+    )
+    if train.replicas == "single" and processes > 1:
+        raise ConfigError(
+            f"train.replicas=single runs in one process, but {processes} were asked for. "
+            "Use train.replicas=ddp, or one node with one process."
+        )
+
+
+def _first(
+    key: str, from_environment: str | None, layers: tuple[Layer, ...], default: str
+) -> str:
+    """The value of a top-level key that decides which files are read."""
+    job, _environment, options, overrides = layers
+    for layer in (overrides, options):
+        if layer.values.get(key):
+            return str(layer.values[key])
+    return from_environment or str(job.values.get(key) or default)
+
+
+def _job_name(request: Request, job: Layer) -> str:
+    return Path(request.command[0]).name if request.command else Path(job.name).stem

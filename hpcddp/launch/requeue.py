@@ -1,0 +1,152 @@
+"""The last act of a batch script: record how the attempt ended, and start the run again or not.
+
+Runs on the host with srun's exit code. Knows Slurm and the run directory; loads no torch.
+Nothing may follow a requeue: Slurm begins to kill the job at once.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcddp.cluster.layout import requeue_target
+from hpcddp.config.layout import EXIT_AGAIN, EXIT_DONE
+from hpcddp.config.schema import RequeueConfig
+from hpcddp.config.write import read_config
+from hpcddp.errors import HpcddpError
+from hpcddp.run_dir import RunDir
+
+Event = Mapping[str, Any]
+_SCONTROL_TIMEOUT_S = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What is to happen: the event to record, why, and the exit code of the job."""
+
+    event: str  # finished, requeued, failed or cancelled
+    reason: str
+    exit_code: int
+
+
+def decide(exit_code: int, events: Sequence[Event], budget: RequeueConfig) -> Decision:
+    """Pure: srun's exit code and the run's history to a Decision.
+
+    A requeue never turns a failure into success: exit codes are kept, and 75 is what a job that
+    goes on leaves with.
+    """
+    since_submission = _after_last("submitted", events)
+    if any(event["event"] == "cancelled" for event in since_submission):
+        return Decision("cancelled", "cancelled by its user", exit_code or EXIT_AGAIN)
+    if exit_code == EXIT_DONE:
+        return Decision("finished", "", EXIT_DONE)
+    if _stopped_early(exit_code, events):
+        return _after_stop(events, budget)
+    return _after_failure(exit_code, events, budget)
+
+
+def _stopped_early(exit_code: int, events: Sequence[Event]) -> bool:
+    """The attempt saved and left on purpose. The first process to leave with 75 makes
+    kill-on-bad-exit end slower ones, so the code may be another one although all is saved.
+    """
+    if exit_code == EXIT_AGAIN:
+        return True
+    this_attempt = _after_last("started", events)
+    return exit_code > 128 and any(event["event"] == "stopped" for event in this_attempt)
+
+
+def _after_stop(events: Sequence[Event], budget: RequeueConfig) -> Decision:
+    idle = _attempts_without_progress(events)
+    if idle >= budget.max_without_progress > 0:
+        reason = f"{idle} attempts in a row made no progress (requeue.max_without_progress)"
+        return Decision("failed", reason, EXIT_AGAIN)
+    return Decision("requeued", "stopped early, state saved", EXIT_AGAIN)
+
+
+def _after_failure(exit_code: int, events: Sequence[Event], budget: RequeueConfig) -> Decision:
+    failures = 1 + sum(event["event"] == "requeued" and "failure" in event for event in events)
+    if failures <= budget.max_failures:
+        reason = f"failure {failures} of at most {budget.max_failures} (requeue.max_failures)"
+        return Decision("requeued", reason, exit_code)
+    return Decision("failed", f"exit code {exit_code}", exit_code)
+
+
+def _attempts_without_progress(events: Sequence[Event]) -> int:
+    """Attempts in a row, this one included, that saved no new step."""
+    saved, count = -1, 0
+    for event in events:
+        if event["event"] == "started":
+            count += 1
+        elif event["event"] == "checkpoint" and event.get("step", -1) > saved:
+            saved, count = event["step"], 0
+    return count
+
+
+def _after_last(kind: str, events: Sequence[Event]) -> Sequence[Event]:
+    starts = [index for index, event in enumerate(events) if event["event"] == kind]
+    return events[starts[-1] :] if starts else events
+
+
+def finish_attempt(run_dir: RunDir, exit_code: int, environ: Mapping[str, str]) -> int:
+    """Decide, record, and act; returns the exit code for the batch script."""
+    events = run_dir.read_events()
+    decision = decide(exit_code, events, read_config(run_dir).requeue)
+    fields: dict[str, Any] = {"attempt": int(environ.get("HPCDDP_ATTEMPT", "0"))}
+    if decision.event == "finished" and any(event["event"] == "finished" for event in events):
+        return decision.exit_code
+    if decision.event == "requeued" and exit_code != EXIT_AGAIN:
+        fields["failure"] = exit_code
+    if decision.reason:
+        fields["reason"] = decision.reason
+    run_dir.append_event(decision.event, **fields, exit_code=exit_code)
+    if decision.event == "requeued":
+        return _start_again(run_dir, decision, environ)
+    return decision.exit_code
+
+
+def _start_again(run_dir: RunDir, decision: Decision, environ: Mapping[str, str]) -> int:
+    """Ask Slurm for the requeue; the local executor restarts what leaves with 75."""
+    if "SLURM_JOB_ID" not in environ:
+        return EXIT_AGAIN
+    target = requeue_target(environ)
+    for words in (["requeue", target], ["update", f"jobid={target}", "requeue=1"]):
+        refusal = _scontrol(words)
+        if refusal is None and words[0] == "update":
+            refusal = _scontrol(["requeue", target])
+        if refusal is None:
+            return decision.exit_code
+    run_dir.append_event("failed", reason=f"Slurm refused to requeue: {refusal}", exit_code=1)
+    print(f"hpcddp: cannot requeue {target}: {refusal}", file=sys.stderr)
+    return decision.exit_code
+
+
+def _scontrol(words: Sequence[str]) -> str | None:
+    """Run scontrol; None when it worked, else its words."""
+    try:
+        answer = subprocess.run(
+            ["scontrol", *words], capture_output=True, text=True, timeout=_SCONTROL_TIMEOUT_S
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return None if answer.returncode == 0 else (answer.stderr or answer.stdout).strip()
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Entry of `python -m hpcddp.launch.requeue`; an error here keeps the job's own exit code."""
+    parser = argparse.ArgumentParser(prog="hpcddp.launch.requeue")
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--exit-code", type=int, required=True)
+    typed = parser.parse_args(words)
+    try:
+        return finish_attempt(RunDir(typed.run_dir), typed.exit_code, os.environ)
+    except (HpcddpError, OSError) as error:
+        print(f"hpcddp: {error}", file=sys.stderr)
+        return typed.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""How sbatch is called: in which environment, and what it says of a script. No submitit here."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+
+from hpcddp.cluster.scrub import inherited_names
+
+# sbatch lets these win over the script; the script already contains what they asked for.
+_OTHER_NAMES = {
+    "time": "SBATCH_TIMELIMIT",
+    "mem": "SBATCH_MEM_PER_NODE",
+    "requeue": "SBATCH_NO_REQUEUE",
+}
+_TEST_ONLY_TIMEOUT_S = 30
+
+
+class SubmissionFailed(Exception):
+    """sbatch refused; the message is Slurm's."""
+
+
+def sbatch_words(script: str, environ: Mapping[str, str]) -> list[str]:
+    """`sbatch` in an environment without a surrounding job's variables and without SBATCH_*
+    variables that would override a line of the script.
+    """
+    stated = {_variable(key) for key in re.findall(r"^#SBATCH --([a-z-]+)", script, re.MULTILINE)}
+    hidden = {*inherited_names(environ), *(stated & set(environ))}
+    return ["env", *(word for name in sorted(hidden) for word in ("-u", name)), "sbatch"]
+
+
+def test_only(script: str, environ: Mapping[str, str]) -> tuple[bool, str] | None:
+    """What `sbatch --test-only` says of a script: accepted or not, and its words.
+
+    None where there is no sbatch or it does not answer in time.
+    """
+    if not shutil.which("sbatch", path=environ.get("PATH")):
+        return None
+    try:
+        answer = subprocess.run(
+            [*sbatch_words(script, environ), "--test-only"],
+            input=script,
+            capture_output=True,
+            text=True,
+            timeout=_TEST_ONLY_TIMEOUT_S,
+            env=dict(environ),
+        )
+    except subprocess.TimeoutExpired:
+        return None
+    return answer.returncode == 0, last_words(answer.stderr or answer.stdout)
+
+
+def _variable(option: str) -> str:
+    return _OTHER_NAMES.get(option, f"SBATCH_{option.upper().replace('-', '_')}")
+
+
+def last_words(text: str) -> str:
+    """What sbatch said, without its own prefix; else the last line of `text`."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    said = [line.removeprefix("sbatch: ") for line in lines if line.startswith("sbatch: ")]
+    return "; ".join(said) or (lines[-1] if lines else "no message")

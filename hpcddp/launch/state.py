@@ -1,0 +1,229 @@
+"""One word for what a run is doing, and why, from all evidence. Pure: reads nothing, asks nobody.
+
+Evidence are the run's own events since its newest submission and what the scheduler says of the
+job, if it says anything. A run that wrote `finished` or `cancelled` is believed.
+"""
+
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpcddp.launch.history import Record
+from hpcddp.launch.scheduler import JobInfo
+from hpcddp.run_dir import RunDir
+
+ENDED_STATES = ("finished", "failed", "cancelled")
+# A run that wrote within this time is believed to live when nobody else can tell: training
+# records come every few seconds, and an evaluation or a save between them takes a minute or two.
+_FRESH_S = 120.0
+# Between `scancel` and the end of a job lie KillWait and the site's epilog.
+_CANCEL_SETTLES_S = 600.0
+
+_WAITING = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "CONFIGURING"}
+_ACTIVE = {"RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING"}
+_LEAVING = {"COMPLETING", "STAGE_OUT"}
+_ENDED = {
+    "COMPLETED": "",
+    "FAILED": "",
+    "CANCELLED": "",
+    "TIMEOUT": "the time limit was reached (TIMEOUT)",
+    "NODE_FAIL": "a node failed (NODE_FAIL)",
+    "OUT_OF_MEMORY": "out of memory (OUT_OF_MEMORY): ask for more with resources.mem",
+    "PREEMPTED": "preempted, and this partition does not requeue (PREEMPTED)",
+    "BOOT_FAIL": "a node did not boot (BOOT_FAIL)",
+    "DEADLINE": "its deadline passed (DEADLINE)",
+    "REVOKED": "moved to another cluster (REVOKED)",
+    "LAUNCH_FAILED": "Slurm could not start it (LAUNCH_FAILED)",
+}
+_PHASES = ("submitted", "started", "signal", "stopped", "requeued", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """All that is known of a run: `events` of its newest submission, `job` if there is one.
+
+    `now` and `last_write_time` (of the run's files) are Unix seconds.
+    """
+
+    run_dir: RunDir
+    events: Sequence[Record]
+    job: JobInfo | None
+    now: float
+    last_write_time: float
+
+    @property
+    def phase(self) -> str:
+        """The newest event that changes what the run is doing; "" before any."""
+        kinds = (event["event"] for event in reversed(self.events))
+        return next((kind for kind in kinds if kind in _PHASES), "")
+
+    def has(self, kind: str) -> bool:
+        return self.last(kind) is not None
+
+    def last(self, kind: str) -> Record | None:
+        return next((e for e in reversed(self.events) if e["event"] == kind), None)
+
+
+def is_settled(events: Sequence[Record], now: float) -> bool:
+    """True when the run's own events tell its end, so that no scheduler need be asked."""
+    for event in reversed(events):
+        if is_finish(event):
+            return True
+        if event["event"] == "cancelled":
+            return now - event.get("time", now) > _CANCEL_SETTLES_S
+        if event["event"] in _PHASES:
+            return event["event"] == "failed" and not is_rank_failure(event)
+    return False
+
+
+def is_finish(event: Record) -> bool:
+    return event["event"] == "finished"
+
+
+def is_rank_failure(event: Record) -> bool:
+    """True for the `failed` event of one process, which its batch script may still survive."""
+    return event["event"] == "failed" and "error" in event
+
+
+def decide_state(seen: Evidence) -> tuple[str, str]:
+    """The state of the run and the reason for it, "" where there is nothing to add."""
+    if seen.has("finished"):
+        return "finished", ""
+    if seen.job is None or not seen.job.state:
+        return _state_without_scheduler(seen)
+    state = seen.job.state
+    if state in _ENDED:
+        return _state_of_ended_job(seen, seen.job)
+    if seen.has("cancelled"):
+        return "stopping", f"{_cancelled_by(seen)}; the job is still {state}"
+    if state in _WAITING:
+        again = seen.job.restarts or seen.has("started") or seen.has("requeued")
+        return "requeued" if again else "pending", _why_it_waits(seen.job)
+    if state in _LEAVING:
+        return ("requeued" if seen.phase == "requeued" else "stopping"), _why_it_stops(seen)
+    if state in _ACTIVE:
+        return _state_of_running_job(seen, seen.job)
+    return "unknown", f"Slurm calls its state {state}"
+
+
+def _why_it_waits(job: JobInfo) -> str:
+    if job.state == "CONFIGURING":
+        return "its nodes are being prepared"
+    return job.reason or "Slurm has not considered it yet"
+
+
+def _state_of_running_job(seen: Evidence, job: JobInfo) -> tuple[str, str]:
+    if seen.phase in ("signal", "stopped", "failed"):
+        return "stopping", _why_it_stops(seen)
+    if seen.phase == "requeued":
+        requeued_time = (seen.last("requeued") or {}).get("time", 0)
+        if job.start_time is None or job.start_time < requeued_time:
+            return "requeued", _why_it_stops(seen)
+    if job.state != "RUNNING":
+        return "running", f"Slurm calls its state {job.state}"
+    return "running", "" if seen.phase == "started" else "no process has reported yet"
+
+
+def _state_of_ended_job(seen: Evidence, job: JobInfo) -> tuple[str, str]:
+    if seen.has("cancelled"):
+        return "cancelled", _cancelled_by(seen)
+    if job.state == "CANCELLED":
+        return "cancelled", f"by `scancel` or by Slurm {job.reason}".strip()
+    if job.state != "COMPLETED" or seen.phase == "failed":
+        return "failed", _failure(seen, job)
+    if seen.phase in ("signal", "stopped", "requeued"):
+        step = (seen.last("stopped") or {}).get("step")
+        where = "" if step is None else f" at step {step}"
+        return "failed", f"stopped early{where} and was not started again"
+    return "finished", ""
+
+
+def _state_without_scheduler(seen: Evidence) -> tuple[str, str]:
+    if seen.has("cancelled"):
+        return "cancelled", _cancelled_by(seen)
+    if seen.phase == "failed":
+        return "failed", _failure(seen, None)
+    silent_s = seen.now - seen.last_write_time
+    why = seen.job.reason if seen.job else "its job is not one that can be asked about"
+    is_gone = seen.job is not None and seen.job.forgotten
+    if seen.phase in ("started", "signal", "stopped") and silent_s < _FRESH_S and not is_gone:
+        state = "running" if seen.phase == "started" else "stopping"
+        return state, f"{why}; it wrote {silent_s:.0f} s ago"
+    if not seen.events:
+        return "unknown", "it was prepared and never sent"
+    return "unknown", f"{why}; its last sign of life was {clock_text(seen.last_write_time)}"
+
+
+def _cancelled_by(seen: Evidence) -> str:
+    by = [event["by"] for event in seen.events if event["event"] == "cancelled" and "by" in event]
+    return f"cancelled by {by[0]}" if by else "cancelled by its user"
+
+
+def _why_it_stops(seen: Evidence) -> str:
+    """What the newest event says about an attempt that is on its way out."""
+    event = next((e for e in reversed(seen.events) if e["event"] in _PHASES), None)
+    if event is None or event["event"] in ("submitted", "started"):
+        return ""
+    if event["event"] == "failed":
+        return _failure(seen, None)
+    if event["event"] == "signal":
+        return f"received {event.get('signal', 'a signal')}"
+    if event["event"] == "stopped":
+        return f"stopped at step {event.get('step', '?')}, state saved"
+    return str(event.get("reason", ""))
+
+
+def first_failure(events: Sequence[Record]) -> Record | None:
+    """The event of the process that failed first in the newest attempt."""
+    failures: list[Record] = []
+    for event in events:
+        if event["event"] in ("submitted", "requeued"):
+            failures = []
+        elif is_rank_failure(event):
+            failures.append(event)
+    return min(failures, key=lambda event: event.get("time", 0.0), default=None)
+
+
+def failure_log(run_dir: RunDir, events: Sequence[Record]) -> str:
+    """The log to read after a failure: the failing process's own, else the batch script's."""
+    failure = first_failure(events) or {}
+    if "global_rank" in failure and "attempt" in failure:
+        return str(run_dir.rank_log(failure["attempt"], failure["global_rank"]))
+    return str(run_dir.batch_log)
+
+
+def _failure(seen: Evidence, job: JobInfo | None) -> str:
+    """Why the run failed: Slurm's word, then the first failing process or the batch script."""
+    parts = [_ENDED.get(job.state, "") if job else ""]
+    process, batch = first_failure(seen.events), seen.last("failed")
+    if process is not None:
+        parts.append(f"{_place(process)}{process['error']}")
+    if batch is not None and not is_rank_failure(batch):
+        parts.append(str(batch.get("reason") or exit_words(batch.get("exit_code"))))
+    if not any(parts) and job is not None:
+        reason = f" ({job.reason})" if job.reason else ""
+        parts.append(f"its job is {job.state}{reason}, {exit_words(job.exit_code)}")
+    return "; ".join([*filter(None, parts), f"see {failure_log(seen.run_dir, seen.events)}"])
+
+
+def _place(failure: Record) -> str:
+    if "global_rank" not in failure:
+        return f"on {failure.get('host', 'some host')}: "
+    return f"rank {failure['global_rank']} on {failure.get('host', 'some host')}: "
+
+
+def exit_words(code: int | None) -> str:
+    """An exit code in words: `exit code 137 (SIGKILL)`."""
+    if code is None:
+        return "exit code not known"
+    if code > 128 and code - 128 in set(signal.Signals):
+        return f"exit code {code} ({signal.Signals(code - 128).name})"
+    return f"exit code {code}"
+
+
+def clock_text(unix_time: float) -> str:
+    """A local time of day, with the date unless it is today."""
+    moment = time.localtime(unix_time)
+    today = moment[:3] == time.localtime()[:3]
+    return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M", moment)

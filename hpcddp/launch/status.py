@@ -1,0 +1,154 @@
+"""What each run is doing, as one frozen value. Asks no scheduler: it is told what that says."""
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED
+from hpcddp.errors import HpcddpError
+from hpcddp.launch.history import Record, RunHistory
+from hpcddp.launch.scheduler import JobInfo
+from hpcddp.launch.state import ENDED_STATES, Evidence, decide_state
+from hpcddp.run_dir import RunDir
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """One run now. `state` is pending, running, stopping, requeued, finished, failed, cancelled
+    or unknown; `reason` says why where that is not plain.
+
+    `attempt` counts starts from 0. Times are Unix seconds; `expected_start_time` is Slurm's
+    estimate for a run that waits. `accuracy` is a fraction, of the newest evaluation.
+    """
+
+    run: str
+    state: str
+    step: int | None
+    max_steps: int | None
+    epoch: float | None
+    images_per_s: float | None
+    attempt: int
+    job_id: str | None
+    reason: str
+    run_dir: str
+    loss: float | None = None
+    accuracy: float | None = None
+    launcher: str | None = None
+    cluster: str | None = None
+    nodes: str = ""
+    exit_code: int | None = None
+    submitted_time: float | None = None
+    started_time: float | None = None
+    ended_time: float | None = None
+    expected_start_time: float | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state in ENDED_STATES
+
+    @property
+    def run_exit_code(self) -> int:
+        """What a command that waited for the run exits with.
+
+        0 finished; the job's own code, or 1, where it failed; 1 for a cancelled run and one
+        whose end is not known: the work was not done.
+        """
+        if self.state == "finished":
+            return EXIT_DONE
+        code = self.exit_code if self.state == "failed" else None
+        return code or EXIT_FAILED
+
+
+def run_status(run_dir: RunDir, job: JobInfo | None, now: float) -> RunStatus:
+    """The status of a run from its files and what its scheduler says, if it says anything."""
+    return status_of(RunHistory(run_dir), job, now)
+
+
+def status_of(history: RunHistory, job: JobInfo | None, now: float) -> RunStatus:
+    """Like `run_status`, of files that were read already."""
+    events, submission, train = history.current, history.submission, history.train
+    seen = Evidence(history.run_dir, events, job, now, history.last_write_time)
+    state, reason = decide_state(seen)
+    has_ended, is_waiting = state in ENDED_STATES, state in ("pending", "requeued")
+    started, finished = seen.last("started") or {}, seen.last("finished") or {}
+    return RunStatus(
+        run=history.run_dir.name,
+        state=state,
+        step=_step(history),
+        max_steps=_newest("max_steps", events),
+        epoch=train.get("epoch"),
+        images_per_s=train.get("images_per_s"),
+        attempt=_newest("attempt", events) or 0,
+        job_id=submission.get("job_id"),
+        reason=reason,
+        run_dir=str(history.run_dir.path),
+        loss=train.get("loss"),
+        accuracy=finished.get("accuracy", history.evaluation.get("accuracy")),
+        launcher=submission.get("launcher"),
+        cluster=submission.get("cluster"),
+        nodes=job.nodes if job else "",
+        exit_code=_exit_code(events, job) if has_ended else None,
+        submitted_time=submission.get("time"),
+        started_time=started.get("time"),
+        ended_time=_end_time(events, job) if has_ended else None,
+        expected_start_time=job.start_time if job and is_waiting else None,
+    )
+
+
+def _newest(key: str, events: Sequence[Record]) -> int | None:
+    """The newest value of a key that only some events have."""
+    return next((e[key] for e in reversed(events) if e.get(key) is not None), None)
+
+
+def _step(history: RunHistory) -> int | None:
+    """The last step known to be done.
+
+    A resumed attempt begins below the last step that its predecessor reported, so a record that
+    is older than the newest start does not count once that start has told its own step.
+    """
+    newest_start: list[Record] = []
+    for event in history.current:
+        newest_start = [event] if event["event"] == "started" else [*newest_start, event]
+    steps = [event["step"] for event in newest_start if event.get("step") is not None]
+    start_time = newest_start[0].get("time", 0.0) if newest_start else 0.0
+    if "step" in history.train and (not steps or history.metrics_time >= start_time):
+        steps.append(history.train["step"])
+    return max(steps, default=None)
+
+
+def _exit_code(events: Sequence[Record], job: JobInfo | None) -> int | None:
+    """The exit code in the run's last word, else the job's."""
+    if not events or events[-1]["event"] not in ENDED_STATES:
+        return job.exit_code if job else None
+    if events[-1]["event"] == "finished":
+        return EXIT_DONE
+    return events[-1].get("exit_code", job.exit_code if job else None)
+
+
+def _end_time(events: Sequence[Record], job: JobInfo | None) -> float | None:
+    if job is not None and job.end_time is not None:
+        return job.end_time
+    return events[-1].get("time") if events else None
+
+
+def list_runs(root: Path) -> list[RunDir]:
+    """All runs below `root`, by name: the folders with a configuration or an event log."""
+    if not root.is_dir():
+        return []
+    runs = [RunDir(path) for path in sorted(root.iterdir()) if path.is_dir()]
+    return [run for run in runs if run.events.exists() or run.config.exists()]
+
+
+def find_run(root: Path, name: str) -> RunDir:
+    """The run of that name; HpcddpError names the nearest ones and where they were looked for."""
+    runs = {run_dir.name: run_dir for run_dir in list_runs(root)}
+    if name in runs:
+        return runs[name]
+    near = difflib.get_close_matches(name, runs, n=3, cutoff=0.4)
+    hint = f"Nearest: {', '.join(f'`{run}`' for run in near)}. " if near else ""
+    raise HpcddpError(
+        f"No run `{name}` in {root}. {hint}`python -m hpcddp status` lists all "
+        f"{len(runs)}; HPCDDP_RUNS_DIR names another folder.",
+        "unknown_run",
+    )

@@ -1,0 +1,107 @@
+"""Create a run directory and send its job. The order matters: a crash leaves no unknown job."""
+
+import re
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcddp.cluster.options import check_path
+from hpcddp.config.write import config_text
+from hpcddp.errors import ConfigError
+from hpcddp.launch.code import record_code
+from hpcddp.launch.render import Place, render_script
+from hpcddp.launch.request import ResolvedRequest, check_sizes, processes_per_node
+from hpcddp.launch.sbatch import SubmissionFailed
+from hpcddp.run_dir import RunDir, runs_root, write_atomically
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A job that is ready to be sent, or was: `script` is the exact text."""
+
+    request: ResolvedRequest
+    run_dir: RunDir
+    script: str
+
+
+def prepare(
+    request: ResolvedRequest, name: str | None, environ: Mapping[str, str]
+) -> Submission:
+    """Choose the run's folder and render its script; writes nothing.
+
+    Raises HpcddpError for sizes that do not fit each other and options Slurm would refuse.
+    """
+    check_sizes(request.config, request.profile)
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    run_dir = RunDir(runs_root(environ) / check_run_name(name or f"{request.job_name}-{stamp}"))
+    place = Place(run_dir, python=sys.executable, work_dir=Path.cwd())
+    return Submission(request, run_dir, render_script(request.config, request.profile, place))
+
+
+def send(submission: Submission) -> str:
+    """Write the run directory, hand the job over, and return its job id.
+
+    Raises ConfigError when the run exists already, SubmissionFailed when Slurm refuses (the
+    folder is then kept, with a `failed` event that says why).
+    """
+    write_run_dir(submission)
+    run_dir, config = submission.run_dir, submission.request.config
+    job_id = _send_to(submission)
+    run_dir.append_event(
+        "submitted",
+        run=run_dir.name,
+        launcher=submission.request.profile.launcher,
+        job_id=job_id,
+        cluster=submission.request.profile.name,
+        nodes=config.resources.nodes,
+        processes_per_node=processes_per_node(config, submission.request.profile),
+    )
+    return job_id
+
+
+def write_run_dir(submission: Submission) -> None:
+    """Create the folder with config.yaml, code.json and job.sbatch."""
+    run_dir = submission.run_dir
+    try:
+        run_dir.path.mkdir(parents=True)
+    except FileExistsError:
+        raise ConfigError(
+            f"Run `{run_dir.name}` exists already in {run_dir.path.parent}. Use another --name, or "
+            f"look at it with `python -m hpcddp status {run_dir.name}`."
+        ) from None
+    except OSError as error:
+        raise ConfigError(
+            f"Cannot create {run_dir.path}: {error.strerror}. Set HPCDDP_RUNS_DIR to a folder on "
+            "the shared file system that you can write to."
+        ) from None
+    run_dir.batch_log.parent.mkdir()
+    write_atomically(run_dir.config, config_text(submission.request.resolved))
+    write_atomically(run_dir.script, submission.script)
+    record_code(run_dir, Path.cwd())
+
+
+def check_run_name(name: str) -> str:
+    """A run name is one folder name; returns it. Raises HpcddpError with the reason otherwise."""
+    check_path(name)
+    if not name.strip() or name.startswith((".", "-")) or "/" in name or re.search(r"[\0-\x1f]", name):
+        raise ConfigError(
+            f"Run name {name!r} is not usable: it becomes a folder name, so no `/`, no control "
+            "characters, and it must not start with `.` or `-`."
+        )
+    return name
+
+
+def _send_to(submission: Submission) -> str:
+    if submission.request.profile.launcher == "local":
+        from hpcddp.launch.local import submit_to_local
+
+        return submit_to_local(submission.run_dir)
+    from hpcddp.launch.slurm import submit_to_slurm  # submitit takes 0.2 s to import
+
+    try:
+        return submit_to_slurm(submission.run_dir)
+    except SubmissionFailed as error:
+        submission.run_dir.append_event("failed", reason=f"not submitted: {error}", exit_code=1)
+        raise

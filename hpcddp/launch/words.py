@@ -1,0 +1,164 @@
+"""Statuses, events and metrics as lines for people. Knows no terminal and reads no file."""
+
+import shlex
+from collections.abc import Callable, Sequence
+
+from hpcddp.launch.history import Record
+from hpcddp.launch.state import clock_text, exit_words
+from hpcddp.launch.status import RunStatus
+
+
+def step_text(status: RunStatus) -> str:
+    """`120/500`, with what is not known left out."""
+    if status.step is None:
+        return "-"
+    return f"{status.step}" if status.max_steps is None else f"{status.step}/{status.max_steps}"
+
+
+def rate_text(images_per_s: float | None) -> str:
+    """Images per second with three digits that mean something."""
+    if images_per_s is None:
+        return "-"
+    return f"{images_per_s:.0f}" if images_per_s >= 100 else f"{images_per_s:.3g}"
+
+
+def percent(fraction: float) -> str:
+    return f"{100 * fraction:.2f} %"
+
+
+def reason_text(status: RunStatus) -> str:
+    """The reason, with Slurm's estimate of the start where there is one."""
+    if status.expected_start_time is None:
+        return status.reason
+    return f"{status.reason}; expected start {clock_text(status.expected_start_time)}"
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines with aligned columns; the last column keeps its own width."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
+    return [
+        "  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[-1]]).rstrip()
+        for row in rows
+    ]
+
+
+def status_table(statuses: Sequence[RunStatus]) -> list[str]:
+    """One line for each run below a header."""
+    header = ("RUN", "STATE", "STEP", "IMAGES/S", "ATTEMPT", "JOB", "REASON")
+    return table([header, *map(_row, statuses)])
+
+
+def _row(status: RunStatus) -> tuple[str, ...]:
+    return (
+        status.run,
+        status.state,
+        step_text(status),
+        rate_text(status.images_per_s),
+        str(status.attempt),
+        status.job_id or "-",
+        reason_text(status),
+    )
+
+
+def status_details(status: RunStatus) -> list[str]:
+    """One line for each thing that is known of a run."""
+    accuracy, code = status.accuracy, status.exit_code
+    pairs = [
+        ("run", status.run),
+        ("state", status.state),
+        ("reason", reason_text(status)),
+        ("step", step_text(status)),
+        ("epoch", "" if status.epoch is None else f"{status.epoch:.2f}"),
+        ("loss", "" if status.loss is None else f"{status.loss:.4f}"),
+        ("accuracy", "" if accuracy is None else percent(accuracy)),
+        ("images/s", rate_text(status.images_per_s)),
+        ("attempt", str(status.attempt)),
+        (
+            "job",
+            f"{status.job_id or '-'} on cluster {status.cluster or '-'} {status.nodes}".strip(),
+        ),
+        ("exit code", "" if code is None else exit_words(code).removeprefix("exit code ")),
+        ("submitted", _time_text(status.submitted_time)),
+        ("started", _time_text(status.started_time)),
+        ("ended", _time_text(status.ended_time)),
+        ("folder", status.run_dir),
+    ]
+    return table([(name, text) for name, text in pairs if text])
+
+
+def _time_text(unix_time: float | None) -> str:
+    return "" if unix_time is None else clock_text(unix_time)
+
+
+def metrics_line(record: Record, max_steps: int | None) -> str:
+    """One metrics record: `step 120/500  epoch 1.20  loss 0.5312  312 images/s`."""
+    step = record.get("step", "?")
+    parts = [f"step {step}" if max_steps is None else f"step {step}/{max_steps}"]
+    if "epoch" in record:
+        parts.append(f"epoch {record['epoch']:.2f}")
+    for key in ("loss", "eval_loss"):
+        if key in record:
+            parts.append(f"{key.replace('_', ' ')} {record[key]:.4f}")
+    if "accuracy" in record:
+        parts.append(f"test accuracy {percent(record['accuracy'])}")
+    if "images_per_s" in record:
+        parts.append(f"{rate_text(record['images_per_s'])} images/s")
+    return "  ".join(parts)
+
+
+def event_line(event: Record) -> str:
+    """One event as a sentence; a kind that is not known here is shown as it is."""
+    write = _EVENT_LINES.get(event["event"])
+    return write(event) if write else f"{event['event']} {event}"
+
+
+def _submitted(event: Record) -> str:
+    return (
+        f"submitted: job {event.get('job_id')} on cluster {event.get('cluster')}, "
+        f"{event.get('nodes')} nodes x {event.get('processes_per_node')} processes"
+    )
+
+
+def _started(event: Record) -> str:
+    hosts = ", ".join(event.get("hosts") or ["?"])
+    return f"attempt {event.get('attempt')} started: {event.get('world_size')} processes on {hosts}"
+
+
+def _checkpoint(event: Record) -> str:
+    size_mb, seconds = event.get("bytes", 0) / 1e6, event.get("seconds", 0.0)
+    return f"checkpoint at step {event.get('step')}: {size_mb:.1f} MB in {seconds:.2f} s"
+
+
+def _failed(event: Record) -> str:
+    if "error" not in event:
+        return f"failed: {event.get('reason') or exit_words(event.get('exit_code'))}"
+    place = f"rank {event['global_rank']} on " if "global_rank" in event else ""
+    return f"failed: {place}{event.get('host')}: {event['error']}"
+
+
+_EVENT_LINES: dict[str, Callable[[Record], str]] = {
+    "submitted": _submitted,
+    "started": _started,
+    "resumed": lambda event: f"resumed from the checkpoint of step {event.get('step')}",
+    "checkpoint": _checkpoint,
+    "signal": lambda event: f"received {event.get('signal')} at step {event.get('step')}",
+    "stopped": lambda event: f"stopped at step {event.get('step')}, state saved",
+    "requeued": lambda event: f"requeued: {event.get('reason', '')}",
+    "failed": _failed,
+    "finished": lambda event: f"finished after attempt {event.get('attempt')}",
+    "cancelled": lambda event: f"cancelled by {event.get('by', 'its user')}",
+}
+
+
+def outcome_line(status: RunStatus) -> str:
+    """The last line about a run: how it ended."""
+    accuracy = "" if status.accuracy is None else f": test accuracy {percent(status.accuracy)}"
+    if status.state == "finished":
+        return f"Run {status.run} finished{accuracy}"
+    code = f", {exit_words(status.exit_code)}" if status.exit_code else ""
+    return f"Run {status.run} {status.state}{code}: {status.reason}"
+
+
+def command_line(verb: str, run: str, *options: str) -> str:
+    """What to type for one more look at a run."""
+    return shlex.join(["python", "-m", "hpcddp", verb, run, *options])

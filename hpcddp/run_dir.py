@@ -1,0 +1,118 @@
+"""The run directory: where each file of a run lies, and its event log. Knows no Slurm, no torch.
+
+Everything here must survive two writers and a kill at any moment: events are appended as one
+`write` of one line, whole files are written beside their name and renamed.
+"""
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+RUNS_DIR_VARIABLE = "HPCDDP_RUNS_DIR"
+
+
+def runs_root(environ: Mapping[str, str]) -> Path:
+    """The folder that holds all runs: $HPCDDP_RUNS_DIR, else ./runs; absolute."""
+    return Path(environ.get(RUNS_DIR_VARIABLE) or "runs").expanduser().absolute()
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace `path` by `text` in one rename; readers see the old or the new file, never a part."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The complete lines of a JSON-lines file; a torn last line, or no file, ends quietly."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for line in text.splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict):
+            yield record
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    """Paths inside `runs/<run>/`; nothing is created by asking for a path."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def script(self) -> Path:
+        return self.path / "job.sbatch"
+
+    @property
+    def code(self) -> Path:
+        return self.path / "code.json"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def batch_log(self) -> Path:
+        return self.path / "logs" / "batch.log"
+
+    def attempt_logs(self, attempt: int) -> Path:
+        """Folder of the per-rank logs of one attempt."""
+        return self.path / "logs" / f"attempt-{attempt:03d}"
+
+    def rank_log(self, attempt: int, global_rank: int) -> Path:
+        """Log of one process in one attempt."""
+        return self.attempt_logs(attempt) / f"rank-{global_rank:04d}.log"
+
+    def append_event(self, kind: str, **fields: Any) -> None:  # noqa: ANN401
+        """Append one line to events.jsonl: kind, time (Unix seconds), host and `fields`."""
+        record = {"event": kind, "time": round(time.time(), 3), "host": socket.gethostname()}
+        append_json_line(self.events, record | fields)
+
+    def read_events(self) -> list[dict[str, Any]]:
+        """All events so far, oldest first."""
+        return list(read_json_lines(self.events))
+
+
+def append_json_line(path: Path, record: Mapping[str, Any]) -> None:
+    """Append `record` as one line with a single write, so that two writers never mix.
+
+    A line torn by a kill is closed first, so that only the torn one is lost.
+    """
+    line = (json.dumps(record, ensure_ascii=False) + "\n").encode()
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            line = b"\n" + line
+        os.write(descriptor, line)
+    finally:
+        os.close(descriptor)

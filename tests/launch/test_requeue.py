@@ -1,0 +1,125 @@
+"""Whether a run starts again: a pure decision over srun's exit code and the run's history."""
+
+import pytest
+
+from hpcddp.config.load import Layer, resolve
+from hpcddp.config.schema import RequeueConfig
+from hpcddp.config.write import config_text
+from hpcddp.launch import requeue
+from hpcddp.launch.requeue import decide, finish_attempt
+from hpcddp.run_dir import RunDir
+
+
+def history(*kinds):
+    """Events from words such as `started` or `checkpoint:20`."""
+    events = []
+    for word in kinds:
+        kind, _, step = word.partition(":")
+        events.append({"event": kind, **({"step": int(step)} if step else {})})
+    return events
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "kinds", "event", "code"),
+    [
+        (0, ["submitted", "started"], "finished", 0),
+        (75, ["submitted", "started", "checkpoint:5", "stopped:5"], "requeued", 75),
+        # kill-on-bad-exit ended a process that was slower to leave; all is saved
+        (137, ["submitted", "started", "checkpoint:5", "stopped:5"], "requeued", 75),
+        (137, ["submitted", "started", "checkpoint:5"], "failed", 137),
+        # `stopped` of an earlier attempt says nothing of this one
+        (137, ["started", "checkpoint:5", "stopped:5", "requeued", "started"], "failed", 137),
+        (1, ["submitted", "started"], "failed", 1),
+        (2, ["submitted"], "failed", 2),
+        (75, ["submitted", "started", "stopped:5", "cancelled"], "cancelled", 75),
+        # a new submission of a run that was cancelled before may be requeued again
+        (75, ["submitted", "cancelled", "submitted", "started", "checkpoint:9"], "requeued", 75),
+    ],
+)
+def test_the_decision_follows_exit_code_and_history(exit_code, kinds, event, code):
+    decision = decide(exit_code, history(*kinds), RequeueConfig())
+    assert (decision.event, decision.exit_code) == (event, code)
+
+
+def test_attempts_without_progress_end_the_run():
+    idle = ["submitted", "started", "checkpoint:4", *["started", "stopped:4"] * 3]
+    decision = decide(75, history(*idle), RequeueConfig(max_without_progress=3))
+    assert decision.event == "failed"
+    assert "3 attempts in a row made no progress" in decision.reason
+    assert decide(75, history(*idle), RequeueConfig(max_without_progress=4)).event == "requeued"
+    assert decide(75, history(*idle), RequeueConfig(max_without_progress=0)).event == "requeued"
+
+
+def test_saving_the_same_step_again_is_no_progress():
+    again = ["started", "checkpoint:4", *["started", "checkpoint:4", "stopped:4"] * 3]
+    assert decide(75, history(*again), RequeueConfig(max_without_progress=3)).event == "failed"
+
+
+def test_failures_have_a_budget_of_their_own():
+    budget = RequeueConfig(max_failures=2)
+    first = decide(1, history("submitted", "started"), budget)
+    assert (first.event, first.exit_code) == ("requeued", 1)
+    used = [*history("submitted"), *[{"event": "requeued", "failure": 1}] * 2]
+    assert decide(1, used, budget).event == "failed"
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    run_dir = RunDir(tmp_path)
+    resolved = resolve([Layer("test", {"train": {"max_steps": 1}})])
+    run_dir.config.write_text(config_text(resolved))
+    run_dir.append_event("submitted")
+    run_dir.append_event("started")
+    return run_dir
+
+
+def test_requeue_is_recorded_before_slurm_is_asked_since_it_kills_the_job(run_dir, monkeypatch):
+    asked = []
+
+    def scontrol(words):
+        asked.append((words, run_dir.read_events()[-1]["event"]))
+
+    monkeypatch.setattr(requeue, "_scontrol", scontrol)
+    assert finish_attempt(run_dir, 75, {"SLURM_JOB_ID": "7", "HPCDDP_ATTEMPT": "3"}) == 75
+    assert asked == [(["requeue", "7"], "requeued")]
+    assert run_dir.read_events()[-1]["attempt"] == 3
+
+
+def test_only_the_own_element_of_an_array_is_requeued(run_dir, monkeypatch):
+    asked = []
+    monkeypatch.setattr(requeue, "_scontrol", lambda words: asked.append(words))
+    array = {"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"}
+    finish_attempt(run_dir, 75, array)
+    assert asked == [["requeue", "7_2"]]
+
+
+def test_where_requeueing_is_disabled_it_is_allowed_first(run_dir, monkeypatch):
+    asked = []
+
+    def scontrol(words):
+        asked.append(words)
+        return "Requested operation is presently disabled" if len(asked) == 1 else None
+
+    monkeypatch.setattr(requeue, "_scontrol", scontrol)
+    assert finish_attempt(run_dir, 75, {"SLURM_JOB_ID": "7"}) == 75
+    assert asked == [["requeue", "7"], ["update", "jobid=7", "requeue=1"], ["requeue", "7"]]
+
+
+def test_a_refused_requeue_is_a_recorded_failure(run_dir, monkeypatch, capsys):
+    monkeypatch.setattr(requeue, "_scontrol", lambda words: "no such job")
+    finish_attempt(run_dir, 75, {"SLURM_JOB_ID": "7"})
+    assert run_dir.read_events()[-1]["event"] == "failed"
+    assert "no such job" in run_dir.read_events()[-1]["reason"]
+    assert "no such job" in capsys.readouterr().err
+
+
+def test_a_finished_run_is_recorded_once(run_dir):
+    run_dir.append_event("finished", step=1)
+    assert finish_attempt(run_dir, 0, {}) == 0
+    assert [event["event"] for event in run_dir.read_events()].count("finished") == 1
+
+
+def test_the_exit_code_survives_a_broken_run_directory(tmp_path, capsys):
+    words = ["--run-dir", str(tmp_path / "gone"), "--exit-code", "3"]
+    assert requeue.main(words) == 3
+    assert "gone" in capsys.readouterr().err

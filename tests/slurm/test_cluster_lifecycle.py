@@ -1,0 +1,169 @@
+"""The test cluster comes up fast, disturbs nothing, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+
+def network_namespaces_of(cluster) -> set[int]:
+    holders = [host["process"]["pid"] for host in cluster.record["hosts"].values()]
+    return {os.stat(f"/proc/{pid}/ns/net").st_ino for pid in holders}
+
+
+def pids_in(namespaces: set[int]) -> set[int]:
+    found = set()
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and (entry / "ns/net").stat().st_ino in namespaces:
+                found.add(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def traces_of(state_dir: Path, link: str) -> list[str]:
+    """Return what this machine still has of a cluster, apart from its processes."""
+    links = subprocess.run(["ip", "link", "show", link], capture_output=True, check=False)
+    mounts = Path("/proc/self/mountinfo").read_text()
+    traces = {
+        "link": links.returncode == 0,
+        "mount": str(state_dir) in mounts,
+        "state": state_dir.exists(),
+    }
+    return [name for name, is_there in traces.items() if is_there]
+
+
+def test_a_cluster_is_up_within_15_seconds_and_leaves_nothing(new_cluster):
+    named_before = subprocess.check_output(["ip", "netns", "list"])
+    started_at = time.monotonic()
+    cluster = new_cluster("brief")
+    assert time.monotonic() - started_at < 15
+    states = cluster.run(["sinfo", "--noheader", "--Node", "--format=%T"]).stdout.split()
+    assert set(states) == {"idle"}
+
+    job = cluster.sbatch("#!/bin/bash\nsrun bash -c 'trap : TERM; while true; do sleep 1; done'")
+    cluster.wait(job, "RUNNING")
+    namespaces = network_namespaces_of(cluster)
+    inhabitants = pids_in(namespaces)
+    assert len(inhabitants) >= 5 + 6  # one holder each; munged, slurmctld, four slurmd
+
+    cluster.stop()
+    assert pids_in(namespaces) == set()
+    assert traces_of(cluster.state_dir, cluster.record["link"]) == []
+    assert subprocess.check_output(["ip", "netns", "list"]) == named_before
+    cluster.stop()  # again: nothing to do, no error
+
+
+def test_two_clusters_run_side_by_side(cluster, new_cluster):
+    other = new_cluster("other", "--nodes=2", "--cpus=1", "--gpus=0")
+    assert other.record["link"] != cluster.record["link"]
+    assert not set(other.addresses.values()) & set(cluster.addresses.values())
+    for each in (cluster, other):
+        assert sorted(each.srun("-N2", "hostname")) == ["gpu-01", "gpu-02"]
+    other.stop()
+    assert len(cluster.srun("-N4", "hostname")) == 4
+
+
+def test_an_interrupted_start_leaves_nothing(testcluster_dir, tmp_path):
+    state_dir = tmp_path / "c"
+    command = [testcluster_dir / "up", "--dir", state_dir]
+    starting = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    while not (state_dir / "munge").exists():
+        time.sleep(0.001)
+    link = json.loads((state_dir / "cluster.json").read_text())["link"]
+    starting.terminate()
+    assert starting.wait() == 2
+    assert starting.stderr.read() == "up: stopped by SIGTERM\n"
+    assert traces_of(state_dir, link) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--nodes=0"], "--nodes 0: need 1 to 249"),
+        (["--cpus=0"], "--cpus 0: need at least 1"),
+        (["--rate=fast"], "--rate fast: need a number with kbit, mbit or gbit, e.g. 1gbit"),
+        (["--dir", "/etc"], "/etc is not empty, and `down` would delete it"),
+        (["--dir", f"/tmp/{'x' * 80}"], "too long for the Unix sockets below it"),
+    ],
+)
+def test_bad_options_are_refused(testcluster_dir, tmp_path, arguments, complaint):
+    command = [testcluster_dir / "up", "--dir", tmp_path / "c", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert complaint in done.stderr
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_second_start_in_the_same_place_is_refused_and_harms_nothing(cluster, testcluster_dir):
+    command = [testcluster_dir / "up", "--dir", cluster.state_dir]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "holds a test cluster already" in done.stderr
+    assert cluster.srun("-N1", "hostname") == ["gpu-01"]
+
+
+def test_the_machines_own_slurm_configuration_is_not_touched(testcluster_dir, tmp_path):
+    own = tmp_path / "etc-slurm"
+    own.mkdir()
+    (own / "slurm.conf").write_text("ClusterName=production\nSlurmctldHost=mgmt01\n")
+    # In a mount namespace of its own the machine has a configured Slurm, whether or not it has.
+    script = f"""
+        set -e
+        export PATH={testcluster_dir}:$PATH SLURM_CONF={tmp_path}/c/etc/slurm.conf
+        mount --bind {own} /etc/slurm
+        up --dir {tmp_path}/c >&2
+        srun -N2 grep ^ClusterName /etc/slurm/slurm.conf
+        cat /etc/slurm/slurm.conf
+        down --dir {tmp_path}/c >&2
+    """
+    command = ["unshare", "--mount", "--propagation", "private", "bash", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    inside, outside = done.stdout.splitlines()[:2], done.stdout.splitlines()[2:]
+    assert inside == ["ClusterName=testcluster"] * 2
+    assert outside == ["ClusterName=production", "SlurmctldHost=mgmt01"]
+    assert [path.name for path in own.iterdir()] == ["slurm.conf"]
+
+
+def test_a_killed_node_daemon_is_started_again_from_the_record(new_cluster):
+    cluster = new_cluster("restart", "--nodes=2")
+    daemon = cluster.record["daemons"]["slurmd-gpu-02"]
+    os.kill(daemon["process"]["pid"], signal.SIGKILL)
+    subprocess.Popen(daemon["command"], stderr=subprocess.DEVNULL, start_new_session=True)
+    assert cluster.srun("-w", "gpu-02", "hostname") == ["gpu-02"]
+    cluster.stop()
+
+
+@pytest.mark.parametrize(
+    ("required", "outcome", "exit_code"), [("", "1 skipped", 0), ("1", "1 error", 1)]
+)
+def test_without_namespaces_tests_skip_unless_slurm_is_required(
+    testcluster_dir, required, outcome, exit_code
+):
+    no_rights = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
+    chosen = [
+        str(Path(__file__).with_name("test_cluster.py")),
+        "-k",
+        "decoy",
+        "-p",
+        "no:cacheprovider",
+    ]
+    done = subprocess.run(
+        [*no_rights, sys.executable, "-m", "pytest", "-q", *chosen],
+        env=os.environ | {"HPCDDP_REQUIRE_SLURM": required, "HPCDDP_TESTCLUSTER_DIR": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == exit_code, done.stdout
+    assert outcome in done.stdout
+    assert "Operation not permitted" in done.stdout

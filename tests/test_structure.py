@@ -1,0 +1,116 @@
+"""Rules of the code base that no reviewer has to remember."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "hpcddp"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+# What each folder may import of its siblings; errors, run_dir and stop_flag are leaves.
+LEAVES = {"errors", "run_dir", "stop_flag"}
+ALLOWED = {
+    "config": set(),
+    "cluster": {"config"},
+    "data": {"config"},
+    "train": {"config", "data"},
+    "launch": {"config", "cluster", "train"},
+    "cli": {"config", "cluster", "launch", "train"},
+}
+# `launch` and `cli` reach training only inside functions, on the compute node.
+LIGHT = ("cli", "launch", "cluster", "config")
+
+FORBIDDEN_NAMES = {
+    "batch_size", "num_gpus", "ngpus", "num_tasks", "nproc", "procid", "nodeid", "total_batch",
+    "iteration", "acc_step", "grad_acc", "is_master", "rank_zero", "ddp_model", "img_per_s",
+}  # fmt: skip
+
+
+def parsed(path):
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imported(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+def folder_of(path):
+    parts = path.relative_to(PACKAGE).parts
+    return parts[0] if len(parts) > 1 else None
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_go_in_one_direction(path):
+    folder = folder_of(path)
+    for name in imported(parsed(path)):
+        match = re.match(r"hpcddp\.(\w+)", name)
+        if match is None or folder is None:
+            continue
+        target = match.group(1)
+        assert target in LEAVES | ALLOWED[folder] | {folder}, f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("verb", ["submit", "render", "status", "logs", "cancel", "wait", "env"])
+def test_verbs_of_the_login_node_do_not_load_torch(verb):
+    probe = (
+        f"import sys, hpcddp.cli, hpcddp.cli.{verb}; "
+        "sys.exit(any(name in sys.modules for name in ('torch', 'torchvision', 'numpy')))"
+    )
+    assert subprocess.run([sys.executable, "-c", probe], cwd=ROOT).returncode == 0
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_module_says_in_one_sentence_what_it_is(path):
+    if path.name == "__init__.py" and not path.read_text().strip():
+        return
+    docstring = ast.get_docstring(parsed(path))
+    assert docstring, f"{path} has no docstring"
+    assert len(docstring.split("\n\n")[0].split(". ")[0]) < 200
+
+
+def functions(path):
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def test_functions_stay_short():
+    lengths = sorted(
+        (node.end_lineno - node.lineno + 1, f"{path}:{node.lineno}")
+        for path in MODULES
+        for node in functions(path)
+    )
+    sizes = [length for length, _ in lengths]
+    assert sizes[len(sizes) // 2] <= 11, "median"
+    assert sizes[int(len(sizes) * 0.9)] < 30, "90th percentile"
+    assert sizes[-1] <= 60, lengths[-1]
+
+
+def test_files_stay_short():
+    too_long = [str(path) for path in MODULES if path.read_text().count("\n") > 300]
+    assert not too_long
+
+
+def test_names_follow_the_glossary():
+    for path in MODULES:
+        for node in ast.walk(parsed(path)):
+            names = {getattr(node, attribute, None) for attribute in ("id", "arg", "attr", "name")}
+            found = {name for name in names if isinstance(name, str)} & FORBIDDEN_NAMES
+            assert not found, f"{path}:{node.lineno}: {found}"
+
+
+def test_print_is_for_the_command_line_and_programs_started_by_scripts():
+    for path in MODULES:
+        if folder_of(path) in ("cli", "launch"):
+            continue
+        calls = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.Call)]
+        assert not [call for call in calls if getattr(call.func, "id", "") == "print"], path
