@@ -110,6 +110,12 @@ def list_checkpoints(folder: Path) -> list[CheckpointInfo]:
     return sorted(found, key=lambda info: (info.step, info.path.name))
 
 
+def is_checkpoint(path: Path) -> bool:
+    """True for a directory that is, or was meant to be, one checkpoint; under any name."""
+    named = _NAME.fullmatch(path.name) is not None
+    return path.is_dir() and (named or (path / MANIFEST_FILE).exists())
+
+
 def read_manifest(path: Path) -> Manifest:
     """What the checkpoint at `path` says about itself; CheckpointError if that is damaged."""
     file = path / MANIFEST_FILE
@@ -160,6 +166,13 @@ def verify_checkpoint(path: Path) -> Manifest:
                 f"{record.crc32}."
             )
     return manifest
+
+
+def make_folder(folder: Path) -> None:
+    """Create the folder of a run's checkpoints, for good."""
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        _sync_directory(folder.parent)
 
 
 def start_partial(folder: Path, step: int) -> Path:

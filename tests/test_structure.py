@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hpcddp"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-# What each folder may import of its siblings; errors, run_dir and stop_flag are leaves.
-LEAVES = {"errors", "run_dir", "stop_flag"}
+# What each folder may import of its siblings; the single files beside them are leaves.
+LEAVES = {"errors", "run_dir", "checkpoint_dir", "stop_flag"}
 ALLOWED = {
     "config": set(),
     "cluster": {"config"},
@@ -103,6 +103,8 @@ def test_files_stay_short():
 def test_names_follow_the_glossary():
     for path in MODULES:
         for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.keyword):
+                continue  # an argument of somebody else's function
             names = {getattr(node, attribute, None) for attribute in ("id", "arg", "attr", "name")}
             found = {name for name in names if isinstance(name, str)} & FORBIDDEN_NAMES
             assert not found, f"{path}:{node.lineno}: {found}"

@@ -1,4 +1,4 @@
-"""`env`: which process am I, and how do you know? Reads the environment; asks no network, no GPU."""
+"""`env`: which process am I, and how is that known? Asks no network, no Slurm, no GPU."""
 
 import json
 import os

@@ -1,12 +1,13 @@
 """`wait`: block until a run has ended, and exit with its code."""
 
+import math
 import os
 import sys
 import time
 
 import click
 
-from hpcddp.launch.observer import Observer, Patience
+from hpcddp.launch.observer import Observer
 from hpcddp.launch.status import find_run
 from hpcddp.launch.words import outcome_line
 from hpcddp.run_dir import runs_root
@@ -17,7 +18,9 @@ _POLL_S = 2.0
 
 @click.command()
 @click.argument("run")
-@click.option("--timeout", type=click.FloatRange(min=0), metavar="S", help="give up after S seconds")
+@click.option(
+    "--timeout", type=click.FloatRange(min=0), metavar="S", help="give up after S seconds"
+)
 def command(run: str, timeout: float | None) -> None:
     """Wait until RUN has ended, through all its restarts.
 
@@ -25,14 +28,14 @@ def command(run: str, timeout: float | None) -> None:
     its end is not known; 124 where --timeout came first.
     """
     observer = Observer([find_run(runs_root(os.environ), run)])
-    deadline = None if timeout is None else time.monotonic() + timeout
-    patience = Patience()
+    deadline = time.monotonic() + (math.inf if timeout is None else timeout)
     while True:
         [status] = observer.look()
-        if status.has_ended or patience.is_over(status):
+        if observer.is_over:
             click.echo(outcome_line(status))
             sys.exit(status.run_exit_code)
-        if deadline is not None and time.monotonic() >= deadline:
+        remaining_s = deadline - time.monotonic()
+        if remaining_s <= 0:
             click.echo(f"Run {run} is still {status.state} after {timeout:g} s.", err=True)
             sys.exit(EXIT_TIMED_OUT)
-        time.sleep(_POLL_S)
+        time.sleep(min(_POLL_S, remaining_s))

@@ -32,21 +32,28 @@ def requeue_target(environ: Mapping[str, str]) -> str:
     A bare array id would requeue the siblings too; of a heterogeneous job only the id of its
     first component can be requeued. Raises HpcddpError `not_in_step` outside Slurm.
     """
-    if first_set(environ, "SLURM_ARRAY_JOB_ID") and first_set(environ, "SLURM_ARRAY_TASK_ID"):
-        return f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
-    name = first_set(environ, "SLURM_JOB_ID_HET_GROUP_0", *JOB_ID_NAMES)
-    if name is None:
+    names = requeue_names(environ)
+    if not names:
         raise HpcddpError(
             "SLURM_JOB_ID is not set: this process is in no Slurm job, so there is nothing to "
             "requeue. Start it with `python -m hpcddp submit`.",
             "not_in_step",
         )
-    return environ[name].strip()
+    return "_".join(environ[name].strip() for name in names)
+
+
+def requeue_names(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The variables the requeue target is made of; empty outside Slurm."""
+    array = ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")
+    if all(environ.get(name, "").strip() for name in array):
+        return array
+    name = first_set(environ, "SLURM_JOB_ID_HET_GROUP_0", *JOB_ID_NAMES)
+    return (name,) if name else ()
 
 
 def requeue_target_or_none(environ: Mapping[str, str]) -> str | None:
     """As `requeue_target`, but None outside Slurm."""
-    return requeue_target(environ) if in_job(environ) else None
+    return requeue_target(environ) if requeue_names(environ) else None
 
 
 def job_key(environ: Mapping[str, str]) -> str:

@@ -5,9 +5,11 @@ from collections.abc import Callable, Mapping
 
 from hpcddp.cluster.devices import with_device
 from hpcddp.cluster.job_names import (
+    STEP_ID_NAMES,
     in_job,
     in_step,
     job_key,
+    requeue_names,
     requeue_target,
     requeue_target_or_none,
     restart_count,
@@ -66,7 +68,7 @@ def choose_launcher(environ: Mapping[str, str]) -> tuple[str, str]:
     if first_set(environ, "HPCDDP_GLOBAL_RANK"):
         return "local", "HPCDDP_GLOBAL_RANK"
     if in_step(environ):
-        return "slurm", "SLURM_STEP_ID"
+        return "slurm", first_set(environ, *STEP_ID_NAMES) or ""
     if in_job(environ):
         raise not_in_step(environ)
     return "single", "no launcher's variables"
@@ -121,6 +123,10 @@ def single(environ: Mapping[str, str]) -> ProcessLayout:
         launcher="single",
         job_key=job_key(environ) if in_job(environ) else "single",
         restart_count=restart_count(environ),
+        sources={
+            **dict.fromkeys((*_LOCAL_SIZES, *_LOCAL_RANKS, "hosts", "master_addr"), "one process"),
+            "requeue_target": " + ".join(requeue_names(environ)),
+        },
     )
     return with_device(with_port(layout, environ), environ)
 

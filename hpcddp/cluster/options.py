@@ -218,9 +218,7 @@ def _text(given: Mapping[str, Value], name: str) -> str:
     return str(given[name])
 
 
-def _conflict(
-    given: Mapping[str, Value], names: tuple[str, ...] | list[str], why: str
-) -> HpcddpError:
+def _conflict(given: Mapping[str, Value], names: Sequence[str], why: str) -> HpcddpError:
     pairs = " and ".join(f"{name}={given[name]}" for name in names)
     return HpcddpError(f"{pairs}: {why}. Leave one out.", "conflict")
 

@@ -10,8 +10,14 @@ from dataclasses import dataclass
 
 from hpcddp.cluster.devices import with_device
 from hpcddp.cluster.hostlist import expand_counts, expand_hostlist, with_suffix
-from hpcddp.cluster.job_names import in_step, job_key, requeue_target_or_none, restart_count
-from hpcddp.cluster.ports import with_port
+from hpcddp.cluster.job_names import (
+    in_step,
+    job_key,
+    requeue_names,
+    requeue_target_or_none,
+    restart_count,
+)
+from hpcddp.cluster.ports import PORT_VARIABLE, with_port
 from hpcddp.cluster.variables import first_set, read_count
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.errors import HpcddpError
@@ -60,8 +66,11 @@ def layout_from_slurm(environ: Mapping[str, str]) -> ProcessLayout:
         launcher="slurm",
         job_key=job_key(environ),
         restart_count=restart_count(environ),
-        sources=_sources(step, address_source),
-        warnings=odd,
+        sources={
+            **_sources(step, address_source),
+            "requeue_target": " + ".join(requeue_names(environ)),
+        },
+        warnings=(*odd, *_ignored_port(environ)),
     )
     return with_device(with_port(layout, environ), environ)
 
@@ -76,8 +85,6 @@ def _sources(step: Step, address_source: str) -> dict[str, str]:
         "num_nodes": step.hosts_name,
         "hosts": step.hosts_name,
         "master_addr": address_source,
-        "requeue_target": "job id and array index",
-        "launcher": "SLURM_STEP_ID",
     }
 
 
@@ -87,9 +94,10 @@ def not_in_step(environ: Mapping[str, str]) -> HpcddpError:
     nodes = first_set(environ, "SLURM_JOB_NUM_NODES", "SLURM_NNODES")
     size = f"--nodes={environ[nodes].strip()} --ntasks-per-node=1" if nodes else "--ntasks=1"
     size = f"--ntasks={environ[total].strip()}" if total else size
+    job = requeue_target_or_none(environ)
     return HpcddpError(
-        f"This process runs inside Slurm job {requeue_target_or_none(environ) or '(unknown)'}, "
-        "but srun did not start it (no SLURM_STEP_ID), so it has no rank. Start it as "
+        f"This process runs {f'in Slurm job {job}' if job else 'outside Slurm'}, but srun did not "
+        "start it (it has no step of its own), so it has no rank. Start it as "
         f"`srun {size} --kill-on-bad-exit=1 python -m hpcddp run`, or set HPCDDP_LAUNCHER=single "
         "for one process on purpose.",
         "not_in_step",
@@ -174,6 +182,15 @@ def _master_address(environ: Mapping[str, str], step: Step) -> tuple[str, str, t
             f"MASTER_ADDR={inherited} is ignored: rank 0 of this step runs on {step.hosts[0]}, so "
             f"{address} is used. Set {ADDRESS_VARIABLE} to decide yourself.",
         ),
+    )
+
+
+def _ignored_port(environ: Mapping[str, str]) -> tuple[str, ...]:
+    if not first_set(environ, "MASTER_PORT") or first_set(environ, PORT_VARIABLE):
+        return ()
+    return (
+        f"MASTER_PORT={environ['MASTER_PORT']} is ignored: the port follows from the job, so that "
+        f"two jobs on one node do not meet. Set {PORT_VARIABLE} to decide yourself.",
     )
 
 

@@ -8,6 +8,7 @@ from hpcddp.cluster.job_names import (
     in_job,
     in_step,
     job_key,
+    requeue_names,
     requeue_target_or_none,
     restart_count,
 )
@@ -31,7 +32,7 @@ def layout_from_torchrun(environ: Mapping[str, str]) -> ProcessLayout:
     _refuse_torchrun_per_task(environ)
     world_size, local_world_size = _sizes(environ)
     num_nodes, num_nodes_source = _num_nodes(environ, world_size, local_world_size)
-    node_rank, node_rank_source = _node_rank(environ, local_world_size)
+    node_rank, node_rank_source = _node_rank(environ, num_nodes, local_world_size)
     hosts, hosts_source = _hosts(environ, num_nodes)
     in_slurm = in_job(environ)
     layout = ProcessLayout(
@@ -59,7 +60,7 @@ def layout_from_torchrun(environ: Mapping[str, str]) -> ProcessLayout:
             "hosts": hosts_source,
             "master_addr": "MASTER_ADDR",
             "master_port": "MASTER_PORT",
-            "launcher": "TORCHELASTIC_RUN_ID",
+            "requeue_target": " + ".join(requeue_names(environ)),
         },
     )
     return with_device(layout, environ)
@@ -87,8 +88,8 @@ def _rank(environ: Mapping[str, str], name: str, size: int) -> int:
     rank = read_count(environ, name)
     if rank >= size:
         raise HpcddpError(
-            f"{name}={rank}, but there are only {size} processes (0 to {size - 1}). Let torchrun "
-            "set these variables.",
+            f"{name}={rank}, but only 0 to {size - 1} are possible. Let torchrun set these "
+            "variables.",
             "inconsistent",
         )
     return rank
@@ -103,10 +104,12 @@ def _num_nodes(
     return -(-world_size // max(local_world_size, 1)), "WORLD_SIZE / LOCAL_WORLD_SIZE"
 
 
-def _node_rank(environ: Mapping[str, str], local_world_size: int) -> tuple[int, str]:
+def _node_rank(
+    environ: Mapping[str, str], num_nodes: int, local_world_size: int
+) -> tuple[int, str]:
     name = first_set(environ, "GROUP_RANK", "SLURM_NODEID")
     if name:
-        return read_count(environ, name), name
+        return _rank(environ, name, num_nodes), name
     return read_count(environ, "RANK") // max(local_world_size, 1), "RANK / LOCAL_WORLD_SIZE"
 
 

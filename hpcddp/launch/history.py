@@ -60,7 +60,7 @@ class FileTail:
 
 
 class RunHistory:
-    """Events and newest metrics of one run; `refresh` reads what was added since."""
+    """Events and newest metrics of one run: nothing at first, `refresh` reads what was added."""
 
     def __init__(self, run_dir: RunDir, *, all_metrics: bool = False) -> None:
         self.run_dir = run_dir
@@ -69,7 +69,6 @@ class RunHistory:
         self.evaluation: Record = {}  # newest evaluation record
         self._events = FileTail(run_dir.events)
         self._metrics = FileTail(run_dir.metrics, None if all_metrics else _METRICS_TAIL_BYTES)
-        self.refresh()
 
     def refresh(self) -> list[Record]:
         """Read on; the new records, events first. A metrics record has no `event`."""
@@ -102,6 +101,13 @@ class RunHistory:
     def submission(self) -> Record:
         """The newest `submitted` event, or an empty record."""
         return next(filter(is_submission, reversed(self.events)), {})
+
+
+def read_history(run_dir: RunDir) -> RunHistory:
+    """The run's history as of now."""
+    history = RunHistory(run_dir)
+    history.refresh()
+    return history
 
 
 def is_submission(event: Record) -> bool:

@@ -15,6 +15,9 @@ from hpcddp.run_dir import RunDir
 # What happens inside a job, the run's own files tell without Slurm.
 SLURM_PAUSE_S, SLURM_LONGEST_PAUSE_S, _PAUSE_GROWTH = 10.0, 60.0, 1.5
 _SUPERVISOR_STARTS_WITHIN_S = 30.0
+# Another host may not see a file's last lines for this long (NFS attribute cache, 60 s at most by
+# default), so a job that Slurm has forgotten may still turn out to have finished.
+_FILES_LAG_S = 60.0
 
 Query = Callable[[Sequence[str]], dict[str, JobInfo]]
 
@@ -37,6 +40,8 @@ class Observer:
         self._jobs: dict[str, JobInfo] = {}
         self._pause_s = SLURM_PAUSE_S
         self._asked_time = 0.0
+        self._lost_since: dict[RunDir, float] = {}
+        self.is_over = False  # all runs have ended, or there is nobody left who could tell
 
     def add(self, run_dirs: Sequence[RunDir]) -> None:
         """Look at these runs as well; one that is known already is not added again."""
@@ -45,15 +50,31 @@ class Observer:
 
     def look(self) -> list[RunStatus]:
         """The statuses now, in the order of the runs given."""
+        early = self._read_on()
         self._ask_slurm()
         local = {h.run_dir: local_job(h, self._clock()) for h in self.histories if _is_local(h)}
         # Read last: a run that ends in between is then seen to have ended, with its last words.
-        self.news = [record for history in self.histories for record in history.refresh()]
-        if any(record.get("event", "checkpoint") != "checkpoint" for record in self.news):
-            self._pause_s = SLURM_PAUSE_S
+        self.news = early + self._read_on()
         jobs = [local.get(h.run_dir) or self._jobs.get(_slurm_id(h)) for h in self.histories]
-        pairs = zip(self.histories, jobs, strict=True)
-        return [status_of(history, job, self._clock()) for history, job in pairs]
+        pairs = list(zip(self.histories, jobs, strict=True))
+        statuses = [status_of(history, job, self._clock()) for history, job in pairs]
+        ends = [s.has_ended or self._is_lost(*p) for s, p in zip(statuses, pairs, strict=True)]
+        self.is_over = all(ends)
+        return statuses
+
+    def _read_on(self) -> list[Record]:
+        news = [record for history in self.histories for record in history.refresh()]
+        if any(record.get("event", "checkpoint") != "checkpoint" for record in news):
+            self._pause_s = SLURM_PAUSE_S  # something happened that Slurm may say more about
+        return news
+
+    def _is_lost(self, history: RunHistory, job: JobInfo | None) -> bool:
+        """Slurm has long forgotten the job, and the files do not say how it ended."""
+        now = self._clock()
+        if job is None or not job.forgotten:
+            self._lost_since.pop(history.run_dir, None)
+            return False
+        return now - self._lost_since.setdefault(history.run_dir, now) >= _FILES_LAG_S
 
     def _ask_slurm(self) -> None:
         now = self._clock()

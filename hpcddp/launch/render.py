@@ -9,7 +9,8 @@ from typing import Any
 import jinja2
 
 import hpcddp
-from hpcddp.cluster.options import check_options, check_path, parse_time_limit
+from hpcddp.cluster.option_values import parse_time_limit
+from hpcddp.cluster.options import check_options, check_path
 from hpcddp.cluster.profile import ClusterProfile
 from hpcddp.config.files import shipped_dir
 from hpcddp.config.schema import Resources, RunConfig

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcddp.cluster.layout import requeue_target
+from hpcddp.cluster.job_names import requeue_target
 from hpcddp.config.layout import EXIT_AGAIN, EXIT_DONE
 from hpcddp.config.schema import RequeueConfig
 from hpcddp.config.write import read_config

@@ -94,6 +94,7 @@ def metrics_line(record: Record, max_steps: int | None) -> str:
     """One metrics record: `step 120/500  epoch 1.20  loss 0.5312  312 images/s`."""
     step = record.get("step", "?")
     parts = [f"step {step}" if max_steps is None else f"step {step}/{max_steps}"]
+    record = {key: value for key, value in record.items() if value is not None}
     if "epoch" in record:
         parts.append(f"epoch {record['epoch']:.2f}")
     for key in ("loss", "eval_loss"):
@@ -155,6 +156,8 @@ def outcome_line(status: RunStatus) -> str:
     accuracy = "" if status.accuracy is None else f": test accuracy {percent(status.accuracy)}"
     if status.state == "finished":
         return f"Run {status.run} finished{accuracy}"
+    if not status.has_ended:
+        return f"How run {status.run} ended is not known: {status.reason}"
     code = f", {exit_words(status.exit_code)}" if status.exit_code else ""
     return f"Run {status.run} {status.state}{code}: {status.reason}"
 

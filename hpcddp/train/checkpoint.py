@@ -4,9 +4,10 @@ A save is three steps that can later run in different places: `snapshot_state` (
 `write_checkpoint` and `publish_checkpoint` (anywhere). Only one process of a run may save.
 """
 
+import shlex
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ from hpcddp.checkpoint_dir import (
     STATE_FILE,
     CheckpointError,
     CheckpointInfo,
+    ChecksummedFile,
     Manifest,
     check_sizes,
     checkpoint_path,
     commit,
     list_checkpoints,
+    make_folder,
     remove_left_overs,
     start_partial,
     synced_file,
@@ -50,20 +53,127 @@ def save_checkpoint(
 ) -> CheckpointInfo:
     """Write the checkpoint of `step` so that it is there whole or not at all, then thin out.
 
-    `state` holds tensors and plain values in dicts, lists and tuples; `extra` JSON values that one
-    may want without torch. A checkpoint of the same step that is in order is kept and nothing is
-    written (a run stopped right after it resumed); a damaged one is replaced. Raises
+    `state` holds tensors and plain values in dicts, lists and tuples; `extra` holds JSON values
+    that are of use without torch. A checkpoint of the same step that is in order stays and nothing
+    is written (a run stopped right after it resumed); a damaged one is replaced. Raises
     CheckpointError when nothing could be written; older checkpoints are then untouched.
     """
     snapshot = snapshot_state(state)
     info = CheckpointInfo(checkpoint_path(checkpoints_dir, step), step)
     try:
-        checkpoints_dir.mkdir(parents=True, exist_ok=True)
+        make_folder(checkpoints_dir)
         remove_left_overs(checkpoints_dir)
         if not _is_intact(info.path):
             partial = write_checkpoint(checkpoints_dir, step, snapshot, extra)
             publish_checkpoint(partial, info)
-        thin_out(checkpoints_dir, info, keep_last)
     except OSError as error:
         raise _not_written(checkpoints_dir, step, error) from error
+    thin_out(checkpoints_dir, info, keep_last)
     return info
+
+
+def snapshot_state(state: State) -> dict[str, Any]:
+    """`state` on the CPU, in plain containers, without gradients.
+
+    CPU tensors are shared, not copied: write before the next step changes them. Raises
+    CheckpointError for a value that could be saved but not be loaded again with weights_only.
+    """
+    return _on_cpu(state, "state")
+
+
+def _on_cpu(value: Any, name: str) -> Any:  # noqa: ANN401
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu()
+    if isinstance(value, Mapping):
+        return {key: _on_cpu(item, f"{name}.{key}") for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [_on_cpu(item, f"{name}.{place}") for place, item in enumerate(value)]
+        return items if isinstance(value, list) else tuple(items)
+    if type(value) not in _PLAIN_TYPES:
+        raise CheckpointError(
+            f"{name} is a {type(value).__module__}.{type(value).__qualname__}. A checkpoint holds "
+            "tensors and plain Python values only, so that loading it never runs code; convert it."
+        )
+    return value
+
+
+def write_checkpoint(
+    checkpoints_dir: Path, step: int, snapshot: State, extra: Mapping[str, Any]
+) -> Path:
+    """Write a complete checkpoint under a hidden name and return that path; synced to disk."""
+    partial = start_partial(checkpoints_dir, step)
+    try:
+        with synced_file(partial / STATE_FILE) as file:
+            _save(snapshot, file)
+        write_manifest(partial, Manifest(step, {STATE_FILE: file.record}, extra))
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)  # on a full disk its space is needed at once
+        raise
+    return partial
+
+
+def _save(snapshot: State, file: ChecksummedFile) -> None:
+    try:
+        torch.save(snapshot, file)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):  # torch hides it: "unexpected pos 704 vs 598"
+            raise error.__context__ from error
+        raise
+
+
+def publish_checkpoint(partial: Path, info: CheckpointInfo) -> None:
+    """Give a complete checkpoint its final name and look at it once more from there."""
+    commit(partial, info.path)
+    check_sizes(info.path)
+
+
+def load_checkpoint(path: Path) -> LoadedCheckpoint:
+    """The checkpoint at `path`, every byte checked; CheckpointError says what is wrong with it."""
+    manifest = verify_checkpoint(path)
+    try:
+        state = torch.load(path / STATE_FILE, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises many kinds, for data it was never meant to see
+        raise CheckpointError(
+            f"{path / STATE_FILE} is whole but torch {torch.__version__} cannot load it: {error}"
+        ) from error
+    return LoadedCheckpoint(path, manifest.step, state, manifest.extra)
+
+
+def load_newest(checkpoints_dir: Path) -> LoadedCheckpoint | None:
+    """The newest checkpoint that loads, with what was wrong with newer ones; None if there is none.
+
+    Only reads. Raises CheckpointError when there are checkpoints but none can be used: silently
+    starting again would throw the run's work away.
+    """
+    skipped: list[str] = []
+    for info in reversed(list_checkpoints(checkpoints_dir)):
+        try:
+            return replace(load_checkpoint(info.path), skipped=tuple(skipped))
+        except CheckpointError as error:
+            skipped.append(error.message)
+    if skipped:
+        raise CheckpointError(
+            f"No checkpoint in {checkpoints_dir} can be used: {' '.join(skipped)} "
+            f"To start this run again from step 0, type: rm -r {shlex.quote(str(checkpoints_dir))}"
+        )
+    return None
+
+
+def _is_intact(path: Path) -> bool:
+    if not path.exists():
+        return False
+    try:
+        verify_checkpoint(path)
+    except CheckpointError:
+        return False
+    return True
+
+
+def _not_written(checkpoints_dir: Path, step: int, error: OSError) -> CheckpointError:
+    older = list_checkpoints(checkpoints_dir)
+    kept = f"{older[-1].path.name} is untouched" if older else "there is no older one"
+    return CheckpointError(
+        f"The checkpoint of step {step} was not written to {checkpoints_dir}: {error.strerror} "
+        f"({kept}). Make room or check the quota, or point the run at another file system.",
+        "checkpoint_not_written",
+    )

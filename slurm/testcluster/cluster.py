@@ -7,13 +7,14 @@ import shutil
 import signal
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 
 import network
 import record as records
 from files import write_files
 from plan import LOGIN, ClusterError, Options, Plan, make_plan
-from processes import daemon_environment, inside, kill_inhabitants, spawn
+from processes import Process, daemon_environment, inside, kill_inhabitants, spawn
 from record import Daemon, Host, Record
 
 _TOOLS = ["slurmctld", "slurmd", "sinfo", "munged", "ip", "tc", "nsenter", "unshare", "hostname"]
@@ -50,13 +51,17 @@ def tear_down(state_dir: Path) -> bool:
     """Stop and remove exactly what was started there; False if there is no cluster (any more)."""
     if not records.exists(state_dir):
         return False
-    record = records.load(state_dir)
-    hosts = [host.process for host in record.hosts.values()]
-    if left := kill_inhabitants(hosts, record.processes()):
-        raise ClusterError(f"processes {left} do not die; their record stays in {state_dir}")
-    network.disconnect(record.link)
+    if not records.is_blank(state_dir):
+        _stop(records.load(state_dir))
     records.remove(state_dir)
     return True
+
+
+def _stop(record: Record) -> None:
+    hosts = [host.process for host in record.hosts.values()]
+    if left := kill_inhabitants(hosts, record.processes()):
+        raise ClusterError(f"processes {left} do not die; {record.state_dir} stays")
+    network.disconnect(record.link)
 
 
 def _check_machine() -> None:
@@ -71,10 +76,14 @@ def _check_machine() -> None:
 
 
 def _open_hosts(plan: Plan, record: Record) -> None:
-    for name, address in plan.addresses.items():
-        record.hosts[name] = Host(address, network.open_host(plan, name))
-        record.save()
+    for name in plan.addresses:
+        network.open_host(plan, name, partial(_add_host, plan, record, name))
         _stop_if_signalled()
+
+
+def _add_host(plan: Plan, record: Record, name: str, process: Process) -> None:
+    record.hosts[name] = Host(plan.addresses[name], process)
+    record.save()
 
 
 def _start_daemons(plan: Plan, record: Record) -> None:

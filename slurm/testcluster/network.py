@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Callable
+from pathlib import Path
 
 from plan import LOGIN, ClusterError, Plan, burst_bytes
 from processes import Process, daemon_environment, identify, inside
 
+_HERE = Path(__file__).parent
 # What Docker leaves on a real node: up, with an address that every node has. Software that
 # takes the first interface, or advertises all of them, meets itself here.
 _DECOY = """\
@@ -19,13 +22,13 @@ link set docker0 up
 """
 
 
-def open_host(plan: Plan, name: str) -> Process:
-    """Create the namespaces of one host; return the process that keeps them open."""
+def open_host(plan: Plan, name: str, put_on_record: Callable[[Process], None]) -> None:
+    """Create the namespaces of one host; record the process that keeps them open."""
     # Mounts made later on the machine appear in the host, never the other way round.
     unshare = ["unshare", "--net", "--uts", "--mount", "--propagation", "slave"]
     child = subprocess.Popen(
-        [*unshare, f"{__file__.rpartition('/')[0]}/become-host", name, str(plan.state_dir)],
-        stdin=subprocess.DEVNULL,
+        [*unshare, str(_HERE / "become-host"), name, str(plan.state_dir)],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=daemon_environment(),
@@ -35,7 +38,8 @@ def open_host(plan: Plan, name: str) -> Process:
     )
     if child.stdout.readline() != "ready\n":
         raise ClusterError(f"host {name}: {child.stderr.read().strip()}")
-    return identify(child.pid)
+    put_on_record(identify(child.pid))
+    print("stay", file=child.stdin, flush=True)
 
 
 def connect(plan: Plan, hosts: dict[str, Process]) -> None:

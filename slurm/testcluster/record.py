@@ -78,11 +78,16 @@ def exists(state_dir: Path) -> bool:
     return (state_dir / _NAME).exists()
 
 
+def is_blank(state_dir: Path) -> bool:
+    """Return whether `up` was killed between taking the directory and its first line there."""
+    return (state_dir / _NAME).stat().st_size == 0
+
+
 def load(state_dir: Path) -> Record:
     """Return the record of the cluster in `state_dir`; raise ClusterError if there is none."""
     try:
         raw = json.loads((state_dir / _NAME).read_text())
-    except (FileNotFoundError, json.JSONDecodeError):
+    except FileNotFoundError:
         raise ClusterError(f"no test cluster in {state_dir}; bring one up first") from None
     for key, kind in (("hosts", Host), ("daemons", Daemon)):
         raw[key] = {

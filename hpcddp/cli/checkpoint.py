@@ -1,0 +1,157 @@
+"""`checkpoint`: list, verify and compare the checkpoints of runs."""
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hpcddp.checkpoint_dir import (
+    CheckpointError,
+    Manifest,
+    check_sizes,
+    is_checkpoint,
+    list_checkpoints,
+    verify_checkpoint,
+)
+from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED
+from hpcddp.errors import HpcddpError
+from hpcddp.launch.status import find_run, list_runs
+from hpcddp.run_dir import runs_root
+
+if TYPE_CHECKING:
+    from hpcddp.train.checkpoint import LoadedCheckpoint
+    from hpcddp.train.checkpoint_diff import SectionDiff
+
+_MIB = 2**20
+
+_json_option = click.option("--json", "as_json", is_flag=True, help="print one JSON document")
+
+
+@click.group()
+def command() -> None:
+    """List, verify and compare checkpoints.
+
+    PATH is a checkpoint directory, or the name or directory of a run: then its newest checkpoint.
+    """
+
+
+@command.command("list")
+@click.argument("run")
+@_json_option
+def list_command(run: str, as_json: bool) -> None:
+    """The checkpoints of RUN, oldest first: step, size, time, and what is wrong with them.
+
+    Looks at names and sizes only; `checkpoint verify` reads every byte.
+    """
+    folder = _folder(run)
+    entries = [_entry(info.path, info.step) for info in list_checkpoints(folder)]
+    if as_json:
+        click.echo(json.dumps({"folder": str(folder), "checkpoints": entries}, indent=2))
+        return
+    click.echo("\n".join(map(_entry_line, entries)) or f"No checkpoints in {folder}.")
+
+
+@command.command("verify")
+@click.argument("path")
+@_json_option
+def verify_command(path: str, as_json: bool) -> None:
+    """Read every byte of one checkpoint; exit code 0 if it is in order, 1 if it is damaged."""
+    checkpoint = _checkpoint(path)
+    entry = _entry(checkpoint, None, every_byte=True)
+    if as_json:
+        click.echo(json.dumps(entry, indent=2))
+    elif entry["problem"]:
+        click.echo(f"Damaged: {entry['problem']}", err=True)
+    else:
+        click.echo(f"In order: {_entry_line(entry)}")
+    sys.exit(EXIT_FAILED if entry["problem"] else EXIT_DONE)
+
+
+@command.command("diff")
+@click.argument("first", metavar="PATH")
+@click.argument("second", metavar="PATH")
+@_json_option
+def diff_command(first: str, second: str, as_json: bool) -> None:
+    """Compare two checkpoints bit by bit; exit code 0 if they are identical, 1 if not."""
+    from hpcddp.train.checkpoint import load_checkpoint
+    from hpcddp.train.checkpoint_diff import diff_states
+
+    loaded = [load_checkpoint(_checkpoint(text)) for text in (first, second)]
+    sections = diff_states(loaded[0].state, loaded[1].state)
+    document = _diff_document(loaded, sections)
+    if as_json:
+        click.echo(json.dumps(document, indent=2))
+    else:
+        click.echo("\n".join(_diff_lines(document)))
+    sys.exit(EXIT_DONE if document["identical"] else EXIT_FAILED)
+
+
+def _folder(text: str) -> Path:
+    """Where the checkpoints of a run lie, which is given by its name, else by its directory."""
+    path, root = Path(text), runs_root(os.environ)
+    if not path.is_dir() or text in {run.name for run in list_runs(root)}:
+        return find_run(root, text).checkpoints
+    inside = path / "checkpoints"
+    return inside if inside.is_dir() else path
+
+
+def _checkpoint(text: str) -> Path:
+    """The checkpoint at that path, or the newest one of that run."""
+    if is_checkpoint(Path(text)):
+        return Path(text)
+    folder = _folder(text)
+    infos = list_checkpoints(folder)
+    if not infos:
+        raise HpcddpError(
+            f"{folder} holds no checkpoint (no directory step_NUMBER). Name a checkpoint "
+            "directory, or a run that has saved one.",
+            "no_checkpoint",
+        )
+    return infos[-1].path
+
+
+def _entry(path: Path, step: int | None, *, every_byte: bool = False) -> dict[str, Any]:
+    """One checkpoint as plain values; `problem` is None for one in order."""
+    manifest, problem = Manifest(step, {}), None
+    try:
+        manifest = verify_checkpoint(path) if every_byte else check_sizes(path)
+    except CheckpointError as error:
+        problem = error.message
+    return {
+        "path": str(path),
+        "step": manifest.step,
+        "size_bytes": manifest.size_bytes,
+        "written_at": manifest.written_at,
+        "problem": problem,
+    }
+
+
+def _entry_line(entry: dict[str, Any]) -> str:
+    if entry["problem"]:
+        return f"step {entry['step']:>9}  damaged: {entry['problem']}"
+    written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry["written_at"]))
+    size = f"{entry['size_bytes'] / _MIB:9.1f} MiB"
+    return f"step {entry['step']:>9}  {size}  {written}  {entry['path']}"
+
+
+def _diff_document(
+    loaded: Sequence["LoadedCheckpoint"], sections: Sequence["SectionDiff"]
+) -> dict[str, Any]:
+    differing = [name for section in sections for name in section.differing]
+    same_step = loaded[0].step == loaded[1].step
+    return {
+        "identical": same_step and all(section.identical for section in sections),
+        "checkpoints": [{"path": str(one.path), "step": one.step} for one in loaded],
+        "num_tensors": sum(section.num_tensors for section in sections),
+        "num_differing": len(differing),
+        "first_differing": differing[0] if differing else None,
+        "max_abs_difference": _largest(section.max_abs_difference for section in sections),
+        "sections": [_section_document(section) for section in sections],
+    }
+...

@@ -1,0 +1,94 @@
+"""Which layer wins, which files are read, and sizes that do not fit are refused at once."""
+
+import pytest
+
+from hpcddp.config.files import shipped_dir
+from hpcddp.errors import ConfigError
+from hpcddp.launch.request import Request, check_sizes, resolve_request, world_size
+
+
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+@pytest.fixture
+def layers(workplace):
+    """One value in every layer: `seed` is set by the lowest two, and so on upwards."""
+    write(
+        workplace / "configs/clusters/mine.yaml",
+        "description: d\ngpu_request: none\n"
+        "defaults: {train: {seed: 1, max_steps: 1}, resources: {account: profile, time: '1'}}\n",
+    )
+    write(workplace / "configs/train/exp.yaml", "train: {seed: 2, max_steps: 2}\noptim: {lr: 2}\n")
+    write(
+        workplace / "job.yaml",
+        "experiment: exp\noptim: {lr: 3}\nresources: {account: job, partition: job, nodes: 3}\n",
+    )
+    return workplace
+
+
+def test_every_layer_wins_over_the_one_below(layers):
+    request = Request(
+        job="job.yaml",
+        cluster="mine",
+        resources={"nodes": 4},
+        overrides=("resources.partition=typed",),
+    )
+    environ = {"SBATCH_ACCOUNT": "environment", "SBATCH_PARTITION": "environment"}
+    answer = resolve_request(request, environ)
+    config, sources = answer.config, answer.resolved.sources
+    assert (config.resources.time, sources["resources.time"]) == ("1", "cluster mine")
+    assert (config.train.seed, sources["train.seed"]) == (2, str(layers / "configs/train/exp.yaml"))
+    assert (config.optim.lr, sources["optim.lr"]) == (3.0, str(layers / "job.yaml"))
+    assert (config.resources.account, sources["resources.account"]) == ("environment",) * 2
+    assert (config.resources.partition, sources["resources.partition"]) == ("typed", "command line")
+    assert config.resources.nodes == 4
+    assert (config.cluster, config.experiment, answer.job_name) == ("mine", "exp", "job")
+
+
+@pytest.mark.parametrize(
+    ("request_", "environ", "cluster"),
+    [
+        (Request(cluster="local"), {"HPCDDP_CLUSTER": "generic-cpu"}, "local"),
+        (Request(), {"HPCDDP_CLUSTER": "generic-cpu"}, "generic-cpu"),
+        (Request(overrides=("cluster=local",)), {"HPCDDP_CLUSTER": "generic-cpu"}, "local"),
+    ],
+)
+def test_the_profile_is_chosen_like_any_value(workplace, request_, environ, cluster):
+    assert resolve_request(request_, environ).config.cluster == cluster
+
+
+@pytest.mark.parametrize("path", sorted(shipped_dir("jobs").glob("*.yaml")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("cluster", ["generic", "local"])
+def test_every_shipped_job_resolves(workplace, path, cluster):
+    answer = resolve_request(Request(job=str(path), cluster=cluster), {})
+    check_sizes(answer.config, answer.profile)
+
+
+def test_one_process_per_gpu(workplace):
+    request = Request(cluster="generic", resources={"nodes": 2, "gpus_per_node": 4})
+    answer = resolve_request(request, {})
+    assert world_size(answer.config, answer.profile) == 8
+
+
+@pytest.mark.parametrize(
+    ("overrides", "must_say"),
+    [
+        (("train.global_batch=100",), "train.global_batch to 96 or 104"),
+        (("train.replicas=single",), "train.replicas=ddp"),
+    ],
+)
+def test_sizes_that_do_not_fit_fail_before_the_queue(workplace, overrides, must_say):
+    resources = {"nodes": 2, "gpus_per_node": 4}
+    answer = resolve_request(Request(None, "generic", resources, overrides), {})
+    with pytest.raises(ConfigError, match=must_say):
+        check_sizes(answer.config, answer.profile)
+
+
+def test_a_users_own_command_has_no_batch_to_divide(workplace):
+    request = Request(cluster="local", overrides=("train.global_batch=3",), command=("ls", "-l"))
+    answer = resolve_request(request, {})
+    check_sizes(answer.config, answer.profile)
+    assert answer.job_name == "ls"
+    assert answer.config.command == ("ls", "-l")

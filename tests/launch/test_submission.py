@@ -1,0 +1,152 @@
+"""What is rendered, sent and kept is one text; what fails leaves a trace and no lie."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from hpcddp.cli import group
+from hpcddp.errors import HpcddpError
+from hpcddp.launch.sbatch import last_words
+from hpcddp.launch.submission import check_run_name
+from hpcddp.run_dir import RunDir
+
+
+def hpcddp(*words):
+    """Run the command line in this process; errors come out as exceptions."""
+    return CliRunner().invoke(group, words, standalone_mode=False, catch_exceptions=False)
+
+
+def environment_of_sbatch(workplace):
+    text = (workplace / "sbatch.env").read_text()
+    return dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
+
+
+def test_rendered_sent_and_kept_texts_are_the_same_bytes(fake_sbatch):
+    words = ["--nodes", "2", "--cluster", "generic", "--name", "it's $x; ü", "--time", "30:00"]
+    rendered = hpcddp("render", *words).stdout_bytes
+    result = hpcddp("submit", *words)
+    run_dir = RunDir(fake_sbatch / "runs" / "it's $x; ü")
+    assert run_dir.script.read_bytes() == rendered
+    assert (fake_sbatch / "sbatch.script").read_bytes() == rendered
+    assert "job 4711" in result.stdout
+    for verb in ("status", "logs", "cancel"):
+        assert f"python -m hpcddp {verb}" in result.stdout
+
+
+def test_the_run_directory_tells_what_was_submitted(fake_sbatch):
+    hpcddp("submit", "--nodes", "2", "--cluster", "generic", "--name", "r", "optim.lr=0.5")
+    run_dir = RunDir(fake_sbatch / "runs" / "r")
+    event = run_dir.read_events()[-1]
+    assert (event["event"], event["job_id"], event["launcher"]) == ("submitted", "4711", "slurm")
+    assert (event["nodes"], event["processes_per_node"]) == (2, 1)
+    assert "lr: 0.5  # command line" in run_dir.config.read_text()
+    assert json.loads(run_dir.code.read_text())["work_dir"] == str(fake_sbatch)
+
+
+def test_a_surrounding_job_does_not_leak_into_the_new_one(fake_sbatch, monkeypatch):
+    leaked = {
+        "SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_CPU_BIND": "x", "SRUN_CPUS_PER_TASK": "1",
+        "RANK": "3", "MASTER_ADDR": "login", "CUDA_VISIBLE_DEVICES": "0", "HPCDDP_ATTEMPT": "4",
+    }  # fmt: skip
+    for name, value in {**leaked, "SLURM_CONF": "/etc/x", "WANDB_MODE": "offline"}.items():
+        monkeypatch.setenv(name, value)
+    hpcddp("submit", "--cluster", "generic", "--name", "r")
+    seen = environment_of_sbatch(fake_sbatch)
+    assert not set(leaked) & set(seen)
+    assert (seen["SLURM_CONF"], seen["WANDB_MODE"]) == ("/etc/x", "offline")
+
+
+def test_slurms_input_variables_cannot_override_the_script(fake_sbatch, monkeypatch):
+    monkeypatch.setenv("SBATCH_PARTITION", "other")
+    monkeypatch.setenv("SBATCH_TIMELIMIT", "5")
+    monkeypatch.setenv("SBATCH_EXPORT", "ALL")
+    hpcddp("submit", "--cluster", "generic", "--name", "r", "--partition", "typed")
+    assert "#SBATCH --partition=typed" in (fake_sbatch / "sbatch.script").read_text()
+    seen = environment_of_sbatch(fake_sbatch)
+    assert "SBATCH_PARTITION" not in seen
+    assert "SBATCH_TIMELIMIT" not in seen
+    assert seen["SBATCH_EXPORT"] == "ALL"
+
+
+def test_a_refusal_is_reported_and_recorded(fake_sbatch):
+    (fake_sbatch / "refuse").touch()
+    words = ["submit", "--cluster", "generic", "--name", "r"]
+    result = subprocess.run(
+        [sys.executable, "-m", "hpcddp", *words],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert result.returncode == 1
+    assert "not submitted" in result.stderr
+    assert "Invalid account" in result.stderr
+    assert "Traceback" not in result.stderr
+    event = RunDir(fake_sbatch / "runs" / "r").read_events()[-1]
+    assert event["event"] == "failed"
+    assert "Invalid account" in event["reason"]
+
+
+def test_an_existing_run_is_never_overwritten(fake_sbatch):
+    words = ["submit", "--cluster", "generic", "--name", "r"]
+    hpcddp(*words)
+    before = sorted(path.stat().st_mtime_ns for path in (fake_sbatch / "runs/r").rglob("*"))
+    with pytest.raises(HpcddpError, match="exists already"):
+        hpcddp(*words)
+    after = sorted(path.stat().st_mtime_ns for path in (fake_sbatch / "runs/r").rglob("*"))
+    assert before == after
+
+
+def test_a_dry_run_shows_everything_and_writes_nothing(fake_sbatch):
+    words = ["--cluster", "generic", "--name", "r", "train.seed=7"]
+    result = hpcddp("submit", "--dry-run", *words)
+    assert result.exit_code == 0
+    assert "seed: 7  # command line" in result.stdout
+    assert hpcddp("render", "--name", "r", "--cluster", "generic").stdout in result.stdout
+    assert not (fake_sbatch / "runs").exists()
+    assert "--test-only" in (fake_sbatch / "sbatch.args").read_text()
+
+
+def test_render_works_without_slurm(workplace):
+    result = hpcddp("render", "--cluster", "generic", "--name", "r")
+    assert result.stdout.startswith("#!/bin/bash\n#SBATCH --job-name=r\n")
+
+
+def test_auto_without_slurm_says_what_to_type(workplace, monkeypatch):
+    monkeypatch.setenv("PATH", str(workplace))
+    with pytest.raises(HpcddpError, match="--cluster local"):
+        hpcddp("render", "--name", "r")
+
+
+@pytest.mark.parametrize("name", ["with space", "qu'ote", 'dq"x', "a$b", "ü日本", "s;x", "b[1]"])
+def test_run_names_that_work(name):
+    assert check_run_name(name) == name
+
+
+@pytest.mark.parametrize("name", ["a/b", "", " ", ".hidden", "-x", "50%", "a\\b", "a\nb", "\t"])
+def test_run_names_that_are_refused_with_a_reason(name):
+    with pytest.raises(HpcddpError) as caught:
+        check_run_name(name)
+    assert len(caught.value.message) > 30
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("sbatch: error: Invalid account\nsbatch: error: Batch failed", "error: Invalid account"),
+        ("Traceback\nthe end\n", "the end"),
+        ("", "no message"),
+    ],
+)
+def test_slurms_own_words_are_passed_on(text, words):
+    assert last_words(text).startswith(words)
+
+
+def test_a_missing_sbatch_is_a_failed_submission(workplace, monkeypatch):
+    monkeypatch.setenv("PATH", str(workplace))
+    result = hpcddp("submit", "--cluster", "generic", "--name", "r")
+    assert result.exit_code == 1
+    assert "not submitted" in result.stderr
