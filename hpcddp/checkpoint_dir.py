@@ -237,7 +237,8 @@ def thin_out(folder: Path, newest: CheckpointInfo, keep_last: int) -> None:
         if kept < keep_last and _is_usable(info.path):
             kept += 1
         elif kept >= keep_last:
-            _remove(info.path)
+            with suppress(OSError):  # the new one is safe; this one goes after the next save
+                _remove(info.path)
 
 
 def _is_usable(path: Path) -> bool:

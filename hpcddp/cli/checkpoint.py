@@ -143,15 +143,56 @@ def _entry_line(entry: dict[str, Any]) -> str:
 def _diff_document(
     loaded: Sequence["LoadedCheckpoint"], sections: Sequence["SectionDiff"]
 ) -> dict[str, Any]:
+    steps = [one.step for one in loaded]
     differing = [name for section in sections for name in section.differing]
-    same_step = loaded[0].step == loaded[1].step
     return {
-        "identical": same_step and all(section.identical for section in sections),
+        "identical": steps[0] == steps[1] and all(section.identical for section in sections),
         "checkpoints": [{"path": str(one.path), "step": one.step} for one in loaded],
         "num_tensors": sum(section.num_tensors for section in sections),
         "num_differing": len(differing),
         "first_differing": differing[0] if differing else None,
-        "max_abs_difference": _largest(section.max_abs_difference for section in sections),
+        "max_abs_difference": _or_null(max((s.max_abs_difference for s in sections), default=0.0)),
         "sections": [_section_document(section) for section in sections],
     }
-...
+
+
+def _section_document(section: "SectionDiff") -> dict[str, Any]:
+    return {
+        "name": section.name,
+        "num_tensors": section.num_tensors,
+        "num_differing": len(section.differing),
+        "first_differing": section.differing[0] if section.differing else None,
+        "max_abs_difference": _or_null(section.max_abs_difference),
+        "values": {name: [str(value) for value in pair] for name, pair in section.values.items()},
+    }
+
+
+def _or_null(value: float) -> float | None:
+    return value if math.isfinite(value) else None  # JSON has no infinity
+
+
+def _diff_lines(document: dict[str, Any]) -> list[str]:
+    sections = document["sections"]
+    names = ", ".join(section["name"] for section in sections)
+    first, second = document["checkpoints"]
+    if document["identical"]:
+        return [f"identical: {document['num_tensors']} tensors, step {first['step']} ({names})"]
+    lines = [f"different: {_tensor_words(document)}"]
+    if first["step"] != second["step"]:
+        lines.append(f"  step {first['step']} against step {second['step']}")
+    for section in sections:
+        if section["num_differing"]:
+            lines.append(f"  {section['name']}: {_tensor_words(section)}")
+        lines += [f"  {name}: {a} against {b}" for name, (a, b) in section["values"].items()]
+    return lines
+
+
+def _tensor_words(part: dict[str, Any]) -> str:
+    if not part["num_differing"]:
+        return f"all {part['num_tensors']} tensors are identical"
+    largest = part["max_abs_difference"]
+    return (
+        f"{part['num_differing']} of {part['num_tensors']} tensors differ, first "
+        f"{part['first_differing']}, largest difference "
+        f"{'not finite' if largest is None else f'{largest:.3g}'}"
+    )

@@ -117,7 +117,7 @@ def device_warnings(environ: Mapping[str, str], local_world_size: int) -> tuple[
 def granted_gpus(environ: Mapping[str, str]) -> int | None:
     """GPUs of this job on this node (SLURM_GPUS_ON_NODE), or None where Slurm does not say."""
     text = environ.get("SLURM_GPUS_ON_NODE", "").strip()
-    return int(text) if text.isascii() and text.isdigit() else None
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 9 else None
 
 
 def _bound_per_task(

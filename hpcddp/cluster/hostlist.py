@@ -5,6 +5,7 @@ import math
 import re
 from itertools import product
 
+from hpcddp.cluster.variables import short
 from hpcddp.errors import HpcddpError
 
 _LABEL = r"[A-Za-z0-9._-]"
@@ -77,9 +78,8 @@ def _range_bounds(item: str, text: str, name: str) -> tuple[int, int, int]:
 
 
 def _bad(name: str, text: str, why: str) -> HpcddpError:
-    shown = text if len(text) <= 80 else f"{text[:77]}..."
     return HpcddpError(
-        f"{name}={shown!r} cannot be expanded: {why}. Needed is a list as Slurm prints it, "
+        f"{name}={short(text)!r} cannot be expanded: {why}. Needed is a list as Slurm prints it, "
         "for example gpu-a[001-003],cn-7.",
         "bad_hostlist",
     )
@@ -89,7 +89,7 @@ def _named_twice(name: str, text: str, hosts: list[str]) -> HpcddpError:
     seen: set[str] = set()
     twice = next(host for host in hosts if host in seen or seen.add(host))
     return HpcddpError(
-        f"{name}={text[:80]!r} names {twice} twice; every node of a step has its own name.",
+        f"{name}={short(text)!r} names {twice} twice; every node of a step has its own name.",
         "inconsistent",
     )
 
@@ -105,8 +105,8 @@ def expand_counts(text: str, name: str = "task counts") -> tuple[int, ...]:
         repeats = int(match[2] or 1) if match else 0
         if not match or len(counts) + repeats > _MAX_HOSTS:
             raise HpcddpError(
-                f"{name}={text!r} cannot be read. Needed are counts as Slurm prints them, for "
-                "example 4(x2),3 for two nodes with 4 tasks and one with 3."
+                f"{name}={short(text)!r} cannot be read. Needed are counts as Slurm prints "
+                "them, for example 4(x2),3 for two nodes with 4 tasks and one with 3."
             )
         counts += [int(match[1])] * repeats
     return tuple(counts)

@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 LAUNCHER_VARIABLE = "HPCDDP_LAUNCHER"
+ATTEMPT_VARIABLE = "HPCDDP_ATTEMPT"  # the batch script counts the starts of a run
 
 
 def layout_from_environ(
@@ -46,8 +47,10 @@ def layout_from_environ(
     launcher, source = choose_launcher(environ)
     layout = _READERS[launcher](environ)
     odd = port_warnings(layout, ephemeral) if ephemeral else ()
+    numbered = ATTEMPT_VARIABLE in environ
     return dataclasses.replace(
         layout,
+        attempt=read_count(environ, ATTEMPT_VARIABLE) if numbered else layout.restart_count,
         sources={**layout.sources, "launcher": source},
         warnings=layout.warnings + odd,
     )

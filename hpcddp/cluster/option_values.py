@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 
+from hpcddp.cluster.variables import short
 from hpcddp.errors import HpcddpError
 
 # hpcddp's own handlers; any other signal ends a process at once, without a checkpoint.
@@ -13,10 +14,12 @@ _SIGNALS = {
 }  # fmt: skip
 _DEFAULT_LEAD_S, _MAX_LEAD_S = 60, 65_535
 _MIB_PER_UNIT = {"M": 1, "G": 1024, "T": 1024 * 1024}
-_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", re.ASCII)
-_MEMORY = re.compile(r"(\d+)(?:([KMGT])B?)?", re.ASCII | re.IGNORECASE)
-_SIGNAL = re.compile(r"(?:([RB]{1,2}):)?(?:SIG)?([A-Z0-9]+)(?:@(\d+))?", re.ASCII | re.IGNORECASE)
-_GPUS = re.compile(r"(?:[^:,=]+[:=])?(\d+)|[^\d:,=][^:,=]*", re.ASCII)
+_TIME = re.compile(r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?", re.ASCII)
+_MEMORY = re.compile(r"(\d{1,15})(?:([KMGT])B?)?", re.ASCII | re.IGNORECASE)
+_SIGNAL = re.compile(
+    r"(?:([RB]{1,2}):)?(?:SIG)?([A-Z0-9]{1,9})(?:@(\d{1,9}))?", re.ASCII | re.IGNORECASE
+)
+_GPUS = re.compile(r"(?:[^:,=]+[:=])?(\d{1,9})|[^\d:,=][^:,=]*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +41,8 @@ def parse_time_limit(text: str | int) -> int:
     seconds = _seconds(*match.groups()) if match else 0
     if not seconds:
         raise HpcddpError(
-            f"time={text!r} is no time limit. Needed is a limited time of at least a minute in one "
-            "of Slurm's forms: 90 (minutes), 30:00 (M:S), 72:00:00 (H:M:S), 2-12 (days-hours) or "
+            f"time={short(str(text))!r} is no time limit. Needed is a limited time in one of "
+            "Slurm's forms: 90 (minutes), 30:00 (M:S), 72:00:00 (H:M:S), 2-12 (days-hours) or "
             "2-12:30:00."
         )
     return -(-seconds // 60)
@@ -61,8 +64,8 @@ def parse_memory(text: str | int, option: str = "mem") -> int:
     match = _MEMORY.fullmatch(str(text))
     if not match:
         raise HpcddpError(
-            f"{option}={text!r} is no amount of memory. Give a whole number with K, M, G or T, "
-            "for example 16G; units are powers of 1024 (GiB is not a Slurm unit)."
+            f"{option}={short(str(text))!r} is no amount of memory. Give a whole number with K, M, "
+            "G or T, for example 16G; units are powers of 1024 (GiB is not a Slurm unit)."
         )
     number, unit = int(match[1]), (match[2] or "M").upper()
     return -(-number // 1024) if unit == "K" else number * _MIB_PER_UNIT[unit]
@@ -75,13 +78,13 @@ def parse_signal(text: str | int) -> WarningSignal:
     lead_s = int(match[3] or _DEFAULT_LEAD_S) if match else 0
     if not match or name is None or lead_s > _MAX_LEAD_S:
         raise HpcddpError(
-            f"signal={text!r} is not understood. Needed is NAME@SECONDS with at most {_MAX_LEAD_S} "
-            "seconds, for example USR2@120."
+            f"signal={short(str(text))!r} is not understood. Needed is NAME@SECONDS with at most "
+            f"{_MAX_LEAD_S} seconds, for example USR2@120."
         )
     if "B" in (match[1] or "").upper():
         raise HpcddpError(
-            f"signal={text}: with `B:` Slurm signals only the batch shell, so the training "
-            f"processes get no notice and cannot save. Use signal={name}@{lead_s}.",
+            f"signal={short(str(text))}: with `B:` Slurm signals only the batch shell, so the "
+            f"training processes get no notice and cannot save. Use signal={name}@{lead_s}.",
             "conflict",
         )
     return WarningSignal(name, lead_s)
@@ -97,7 +100,7 @@ def parse_gpus(text: str | int, option: str) -> int:
     """The number in `4`, `a100:4`, `a100` (one) or `a100:2,v100:2`; the type does not matter."""
     matches = [_GPUS.fullmatch(item) for item in str(text).split(",")]
     if not all(matches):
-        raise HpcddpError(f"{option}={text!r} is no number of GPUs. Use 4 or a100:4.")
+        raise HpcddpError(f"{option}={short(str(text))!r} is no number of GPUs. Use 4 or a100:4.")
     return sum(int(match[1] or 1) for match in matches if match)
 
 

@@ -12,6 +12,7 @@ from hpcddp.cluster.option_values import (
     parse_signal,
     parse_time_limit,
 )
+from hpcddp.cluster.variables import short
 from hpcddp.errors import HpcddpError
 
 __all__ = ["check_options", "check_path", "check_text", "parse_memory", "parse_signal",
@@ -194,7 +195,7 @@ def _requeue_warnings(given: Mapping[str, Value]) -> list[str]:
 
 def _nodes(given: Mapping[str, Value]) -> int | None:
     """The number of nodes, or None if it is open (`2-4`)."""
-    if re.fullmatch(r"[0-9]+-[0-9]+", str(given.get("nodes"))):
+    if re.fullmatch(r"[0-9]{1,9}-[0-9]{1,9}", str(given.get("nodes"))):
         return None
     return _count(given, "nodes")
 
@@ -203,8 +204,8 @@ def _count(given: Mapping[str, Value], name: str) -> int | None:
     if name not in given:
         return None
     text = _text(given, name)
-    if not re.fullmatch(r"0*[1-9][0-9]*", text):
-        raise HpcddpError(f"{name}={text!r} is no number of at least 1.")
+    if not re.fullmatch(r"0*[1-9][0-9]{0,8}", text):
+        raise HpcddpError(f"{name}={short(text)!r} is no number of at least 1.")
     return int(text)
 
 

@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from hpcddp.cluster.variables import first_set
+from hpcddp.cluster.variables import first_set, short
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.errors import HpcddpError
 
@@ -39,7 +39,9 @@ def explicit_port(text: str, name: str = PORT_VARIABLE) -> int:
     stripped = text.strip()
     if stripped.isascii() and stripped.isdigit() and 1024 <= int(stripped[:9]) <= 65_535:
         return int(stripped)
-    raise HpcddpError(f"{name}={text!r} is no usable port. Give a number from 1024 to 65535.")
+    raise HpcddpError(
+        f"{name}={short(text)!r} is no usable port. Give a number from 1024 to 65535."
+    )
 
 
 def with_port(layout: ProcessLayout, environ: Mapping[str, str]) -> ProcessLayout:

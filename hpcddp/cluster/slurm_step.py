@@ -18,7 +18,7 @@ from hpcddp.cluster.job_names import (
     restart_count,
 )
 from hpcddp.cluster.ports import PORT_VARIABLE, with_port
-from hpcddp.cluster.variables import first_set, read_count
+from hpcddp.cluster.variables import first_set, read_count, short, stated
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.errors import HpcddpError
 
@@ -70,7 +70,7 @@ def layout_from_slurm(environ: Mapping[str, str]) -> ProcessLayout:
             **_sources(step, address_source),
             "requeue_target": " + ".join(requeue_names(environ)),
         },
-        warnings=(*odd, *_ignored_port(environ)),
+        warnings=(*odd, *_ignored_port(environ), *_other_total(environ)),
     )
     return with_device(with_port(layout, environ), environ)
 
@@ -129,20 +129,20 @@ def _check_num_nodes(environ: Mapping[str, str], hosts_name: str, num_hosts: int
     name = first_set(environ, *names)
     if name and read_count(environ, name) != num_hosts:
         raise _contradiction(
-            f"{name}={environ[name]}, but {hosts_name}={environ[hosts_name]} names {num_hosts}"
+            f"{stated(environ, name)}, but {stated(environ, hosts_name)} names {num_hosts}"
         )
 
 
 def _check_counts(environ: Mapping[str, str], step: Step, world_name: str | None) -> None:
+    counts = stated(environ, step.counts_name)
     if len(step.counts) != len(step.hosts):
+        hosts = stated(environ, step.hosts_name)
         raise _contradiction(
-            f"{step.counts_name}={environ[step.counts_name]} covers {len(step.counts)} nodes, but "
-            f"{step.hosts_name}={environ[step.hosts_name]} names {len(step.hosts)}"
+            f"{counts} covers {len(step.counts)} nodes, but {hosts} names {len(step.hosts)}"
         )
     if world_name and read_count(environ, world_name) != sum(step.counts):
         raise _contradiction(
-            f"{world_name}={environ[world_name]}, but {step.counts_name}="
-            f"{environ[step.counts_name]} adds up to {sum(step.counts)} tasks"
+            f"{stated(environ, world_name)}, but {counts} adds up to {sum(step.counts)} tasks"
         )
 
 
@@ -154,8 +154,8 @@ def _check_same_job(environ: Mapping[str, str], step: Step) -> None:
     strangers = set(step.hosts).difference(expand_hostlist(environ[job_name], job_name))
     if strangers:
         raise _contradiction(
-            f"{step.hosts_name}={environ[step.hosts_name]} names {min(strangers)}, which is not in "
-            f"{job_name}={environ[job_name]}: the step variables come from a surrounding job"
+            f"{stated(environ, step.hosts_name)} names {short(min(strangers))}, which is not in "
+            f"{stated(environ, job_name)}: the step variables come from a surrounding job"
         )
 
 
@@ -179,8 +179,8 @@ def _master_address(environ: Mapping[str, str], step: Step) -> tuple[str, str, t
         address,
         source,
         (
-            f"MASTER_ADDR={inherited} is ignored: rank 0 of this step runs on {step.hosts[0]}, so "
-            f"{address} is used. Set {ADDRESS_VARIABLE} to decide yourself.",
+            f"MASTER_ADDR={short(inherited)} is ignored: rank 0 of this step runs on "
+            f"{step.hosts[0]}, so {address} is used. Set {ADDRESS_VARIABLE} to decide yourself.",
         ),
     )
 
@@ -189,8 +189,19 @@ def _ignored_port(environ: Mapping[str, str]) -> tuple[str, ...]:
     if not first_set(environ, "MASTER_PORT") or first_set(environ, PORT_VARIABLE):
         return ()
     return (
-        f"MASTER_PORT={environ['MASTER_PORT']} is ignored: the port follows from the job, so that "
-        f"two jobs on one node do not meet. Set {PORT_VARIABLE} to decide yourself.",
+        f"{stated(environ, 'MASTER_PORT')} is ignored: the port follows from the job, so that two "
+        f"jobs on one node do not meet. Set {PORT_VARIABLE} to decide yourself.",
+    )
+
+
+def _other_total(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """srun sets both totals alike, but a job submitted inside a step inherits only the step's."""
+    step, job = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+    if not first_set(environ, job) or environ.get(step, environ[job]) == environ[job]:
+        return ()
+    return (
+        f"{stated(environ, step)}, but {stated(environ, job)}. If this is the script of a job that "
+        "was submitted from inside another one, it has that one's step variables: use srun.",
     )
 
 
@@ -209,8 +220,8 @@ def _explicit_address(environ: Mapping[str, str], num_nodes: int) -> str:
         is_loopback = host == "localhost"
         if any(character.isspace() or character in ":/[]" for character in host):
             raise HpcddpError(
-                f"{ADDRESS_VARIABLE}={text!r} is no host name or address. Give the host alone; the "
-                "port goes into HPCDDP_MASTER_PORT."
+                f"{ADDRESS_VARIABLE}={short(text)!r} is no host name or address. Give the host "
+                "alone; the port goes into HPCDDP_MASTER_PORT."
             ) from None
     if is_loopback and num_nodes > 1:
         raise HpcddpError(

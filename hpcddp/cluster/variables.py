@@ -5,6 +5,16 @@ from collections.abc import Mapping
 from hpcddp.errors import HpcddpError
 
 
+def short(text: str) -> str:
+    """`text` for a message: a list of a thousand nodes is cut."""
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def stated(environ: Mapping[str, str], name: str) -> str:
+    """`NAME=value` for a message."""
+    return f"{name}={short(environ[name])}"
+
+
 def first_set(environ: Mapping[str, str], *names: str) -> str | None:
     """The first of these names that has a non-blank value, or None."""
     return next((name for name in names if environ.get(name, "").strip()), None)
@@ -20,6 +30,6 @@ def read_count(environ: Mapping[str, str], name: str) -> int:
 def parse_count(text: str, name: str) -> int:
     """`text` as a number of at least 0; `name` is what the message calls it."""
     stripped = text.strip()
-    if not (stripped.isascii() and stripped.isdigit()):
-        raise HpcddpError(f"{name}={text!r} is not a number; a count such as 4 is needed.")
+    if not (stripped.isascii() and stripped.isdigit() and len(stripped) <= 18):
+        raise HpcddpError(f"{name}={short(text)!r} is not a number; a count such as 4 is needed.")
     return int(stripped)

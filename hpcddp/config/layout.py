@@ -15,7 +15,8 @@ class ProcessLayout:
     for the CPU. `more_ports` are what all ranks try, in this order, when `master_port` is taken;
     empty if somebody chose the port. `requeue_target` is what `scontrol requeue`
     takes (`123`, `123_4`), or None outside Slurm. `job_key` names job, array index and step;
-    `restart_count` how often this job was requeued. `sources` says for each field which variable
+    `restart_count` how often this job was requeued; `attempt` numbers the starts of the run over
+    all its jobs, from 0. `sources` says for each field which variable
     it came from.
     """
 
@@ -34,6 +35,7 @@ class ProcessLayout:
     launcher: str = "single"  # slurm, torchrun, local or single
     job_key: str = "single"
     restart_count: int = 0
+    attempt: int = 0
     sources: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
@@ -46,8 +48,3 @@ class ProcessLayout:
     def ports(self) -> tuple[int, ...]:
         """All ports to try, in the same order on every rank."""
         return (self.master_port, *self.more_ports)
-
-    @property
-    def attempt(self) -> int:
-        """The number of this start in log folders and events: 0 for the first."""
-        return self.restart_count

@@ -37,6 +37,7 @@ class TrainConfig:
     """The model and the loop."""
 
     model: str = "resnet50"  # any torchvision classification model
+    model_options: dict[str, Any] = field(default_factory=dict)  # for torchvision's builder
     replicas: str = "ddp"  # single or ddp
     global_batch: int = 256  # images per optimizer step over all processes
     micro_batch: int | None = None  # images per process per pass; None: no accumulation
@@ -46,10 +47,11 @@ class TrainConfig:
     seed: int = 0
     device: str = "auto"  # auto, cpu, cuda
     precision: str = "fp32"  # fp32, bf16, fp16 (autocast; fp16 with loss scaling)
-    channels_last: bool = True
+    channels_last: bool | None = None  # memory format; None: on CUDA only
     label_smoothing: float = 0.0
     max_grad_norm: float | None = None
     deterministic: bool = True  # deterministic operators where torch has them
+    rendezvous_timeout_s: int = 300  # how long the processes wait for each other at the start
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,10 @@ _AT_LEAST_ONE = (
     "train.global_batch",
     "train.micro_batch",
     "train.max_steps",
+    "train.rendezvous_timeout_s",
     "data.image_size",
+    "data.synthetic_samples",
+    "data.synthetic_classes",
     "optim.base_batch",
     "ddp.bucket_cap_mib",
     "checkpoint.every_steps",

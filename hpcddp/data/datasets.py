@@ -139,9 +139,7 @@ def _imagenet(config: DataConfig, split: str) -> FolderDataset:
     folder = root / ("train" if split == "train" else "val")
     names_n, labels_n = list_pictures(folder, classes)
     mean_c, std_c = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-    return FolderDataset(
-        folder, names_n, labels_n, len(classes), config.image_size, mean_c, std_c
-    )
+    return FolderDataset(folder, names_n, labels_n, len(classes), config.image_size, mean_c, std_c)
 
 
 def _synthetic(config: DataConfig, split: str) -> ArrayDataset:
@@ -150,7 +148,7 @@ def _synthetic(config: DataConfig, split: str) -> ArrayDataset:
     first, count = (0, num_train) if split == "train" else (num_train, num_test)
     images = SyntheticImages(num_classes, config.image_size, first)
     labels_n = (first + np.arange(count)) % num_classes
-    return ArrayDataset(images, labels_n, num_classes, (0.5,) * 3, (0.17,) * 3)
+    return ArrayDataset(images, labels_n, num_classes, (0.475,) * 3, (0.167,) * 3)
 
 
 _BUILDERS = {

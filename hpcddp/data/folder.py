@@ -42,7 +42,9 @@ def list_pictures(folder: Path, classes: list[str]) -> tuple[Names, npt.NDArray[
     names_n = [_pictures_of_class(folder, name) for name in classes]
     counts = [len(names) for names in names_n]
     if not sum(counts):
-        raise ConfigError(f"{folder} holds no .JPEG or .png files in class folders.", "missing_data")
+        raise ConfigError(
+            f"{folder} holds no .JPEG or .png files in class folders.", "missing_data"
+        )
     labels_n = np.repeat(np.arange(len(classes), dtype=np.int64), counts)
     return np.array([name for names in names_n for name in names]), labels_n
 
@@ -68,4 +70,6 @@ def open_picture(folder: Path, name: bytes) -> Image.Image:
         with Image.open(path) as picture:
             return picture.convert("RGB")
     except (OSError, SyntaxError) as error:  # SyntaxError is what Pillow raises for a broken PNG
-        raise HpcddpError(f"{os.fsdecode(path)} cannot be decoded ({error}).", "bad_data") from error
+        raise HpcddpError(
+            f"{os.fsdecode(path)} cannot be decoded ({error}).", "bad_data"
+        ) from error

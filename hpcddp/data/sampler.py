@@ -28,10 +28,13 @@ def sample_order(seed: int, epoch: int, num_samples: int) -> Int64Array:
     equal, so the order depends neither on the sorting algorithm nor on NumPy's version (the raw
     words of a NumPy bit generator never change, what is derived from them may).
     """
-    keys = np.random.Philox(key=[seed & _WORD, 0], counter=[0, 0, epoch, 0])
+    key, counter = (
+        np.array(words, dtype=np.uint64) for words in ([seed & _WORD, 0], [0, 0, epoch, 0])
+    )
+    random = np.random.Philox(key=key, counter=counter)
     index_mask = np.uint64((1 << max(num_samples - 1, 1).bit_length()) - 1)
     indices_n = np.arange(num_samples, dtype=np.uint64)
-    keys_n = np.sort((keys.random_raw(num_samples) & ~index_mask) | indices_n)
+    keys_n = np.sort((random.random_raw(num_samples) & ~index_mask) | indices_n)
     order_n = (keys_n & index_mask).astype(np.int64)
     order_n.setflags(write=False)
     return order_n

@@ -7,6 +7,8 @@ Shapes: n samples, c channels (1 or 3), h height, w width.
 """
 
 import gzip
+import math
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +48,9 @@ def load_digits(split: str) -> Arrays:
 def _every_fifth_of_a_class(labels_n: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     chosen_n = np.zeros(len(labels_n), dtype=bool)
     for label in np.unique(labels_n):
-        chosen_n[np.flatnonzero(labels_n == label)[_DIGITS_TEST_EVERY - 1 :: _DIGITS_TEST_EVERY]] = 1
+        chosen_n[
+            np.flatnonzero(labels_n == label)[_DIGITS_TEST_EVERY - 1 :: _DIGITS_TEST_EVERY]
+        ] = 1
     return chosen_n
 
 
@@ -74,11 +78,13 @@ def _read_idx(path: Path, num_axes: int) -> npt.NDArray[np.uint8]:
             "elsewhere set data.root to the folder with the four *-ubyte.gz files.",
             "missing_data",
         ) from error
-    except (EOFError, OSError) as error:
+    except (EOFError, OSError, zlib.error) as error:
         raise ConfigError(f"{path} cannot be read ({error}). Copy it again.") from error
-    lengths = np.frombuffer(raw[4 : 4 + 4 * num_axes], dtype=">u4")
-    body = np.frombuffer(raw, dtype=np.uint8, offset=min(4 + 4 * num_axes, len(raw)))
-    if raw[:4] != bytes([0, 0, _IDX_UINT8, num_axes]) or body.size != np.prod(lengths):
+    num_header = 4 + 4 * num_axes
+    header, body = raw[:num_header], np.frombuffer(raw[num_header:], dtype=np.uint8)
+    lengths = [int.from_bytes(header[k : k + 4], "big") for k in range(4, num_header, 4)]
+    is_header = len(header) == num_header and header[:4] == bytes([0, 0, _IDX_UINT8, num_axes])
+    if not is_header or body.size != math.prod(lengths):
         raise ConfigError(f"{path} is no complete IDX file of {num_axes} axes. Copy it again.")
     return body.reshape(lengths)
 

@@ -96,7 +96,7 @@ def _ask_squeue(job_ids: Sequence[str]) -> tuple[dict[str, JobInfo], _Answer]:
     """Pending, running and, for Slurm's MinJobAge (300 s by default), ended jobs."""
     options = ["--noheader", "--all", "--array", "--states=all", f"--jobs={','.join(job_ids)}"]
     columns = ",".join(f"{field}:|" for field in _SQUEUE_FIELDS)
-    answer = _run(["squeue", *options, f"--Format={columns}"])
+    answer = _run(["squeue", *options, f"--Format={columns}"], _TIMEOUT_S)
     jobs, readable = parse_squeue(answer.text)
     if not readable or "format" in (answer.problem or ""):  # a Slurm that lacks a column
         return _ask_scontrol(job_ids)
@@ -166,7 +166,7 @@ def parse_show_job(job_id: str, text: str) -> JobInfo:
 
 def _ask_sacct(job_ids: Sequence[str]) -> tuple[dict[str, JobInfo], _Answer]:
     options = ["--noheader", "--parsable2", "--allocations", f"--jobs={','.join(job_ids)}"]
-    answer = _run(["sacct", *options, f"--format={','.join(_SACCT_FIELDS)}"])
+    answer = _run(["sacct", *options, f"--format={','.join(_SACCT_FIELDS)}"], _TIMEOUT_S)
     return parse_sacct(answer.text), answer
 
 
@@ -193,19 +193,24 @@ def _from_sacct(row: Mapping[str, str]) -> JobInfo:
     )
 
 
-def _run(words: Sequence[str], timeout_s: float = _TIMEOUT_S) -> _Answer:
+def _run(words: Sequence[str], timeout_s: float) -> _Answer:
     """Run one of Slurm's tools without the user's own display settings."""
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("SQUEUE_", "SACCT_"))}
     environ |= {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
     try:
         done = subprocess.run(
-            words, capture_output=True, text=True, errors="replace", env=environ, timeout=timeout_s
+            words,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=environ,
+            timeout=max(0.0, timeout_s),
         )
     except FileNotFoundError:
         return _Answer(problem=f"`{words[0]}` was not found on PATH")
     except OSError as error:
         return _Answer(problem=f"`{words[0]}` cannot be run: {error.strerror}")
-    except (subprocess.TimeoutExpired, ValueError):
+    except subprocess.TimeoutExpired:
         return _Answer(problem=f"`{words[0]}` gave no answer within {_TIMEOUT_S:.0f} s")
     if done.returncode == 0 and "error" not in done.stderr:  # a bad column is only complained of
         return _Answer(done.stdout)

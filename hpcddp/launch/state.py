@@ -36,7 +36,7 @@ _ENDED = {
     "REVOKED": "moved to another cluster (REVOKED)",
     "LAUNCH_FAILED": "Slurm could not start it (LAUNCH_FAILED)",
 }
-_PHASES = ("submitted", "started", "signal", "stopped", "requeued", "failed")
+_TURNS = ("started", "signal", "stopped", "requeued", "failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +53,14 @@ class Evidence:
     last_write_time: float
 
     @property
+    def turn(self) -> Record | None:
+        """The newest event that changes what the run is doing."""
+        return next((e for e in reversed(self.events) if e["event"] in _TURNS), None)
+
+    @property
     def phase(self) -> str:
-        """The newest event that changes what the run is doing; "" before any."""
-        kinds = (event["event"] for event in reversed(self.events))
-        return next((kind for kind in kinds if kind in _PHASES), "")
+        """The kind of that event, "" before any."""
+        return self.turn["event"] if self.turn else ""
 
     def has(self, kind: str) -> bool:
         return self.last(kind) is not None
@@ -72,7 +76,7 @@ def is_settled(events: Sequence[Record], now: float) -> bool:
             return True
         if event["event"] == "cancelled":
             return now - event.get("time", now) > _CANCEL_SETTLES_S
-        if event["event"] in _PHASES:
+        if event["event"] in (*_TURNS, "submitted"):
             return event["event"] == "failed" and not is_rank_failure(event)
     return False
 
@@ -97,6 +101,8 @@ def decide_state(seen: Evidence) -> tuple[str, str]:
         return _state_of_ended_job(seen, seen.job)
     if seen.has("cancelled"):
         return "stopping", f"{_cancelled_by(seen)}; the job is still {state}"
+    if state in _LEAVING | _ACTIVE and _gave_up(seen):
+        return "failed", _failure(seen, None)
     if state in _WAITING:
         again = seen.job.restarts or seen.has("started") or seen.has("requeued")
         return "requeued" if again else "pending", _why_it_waits(seen.job)
@@ -105,6 +111,11 @@ def decide_state(seen: Evidence) -> tuple[str, str]:
     if state in _ACTIVE:
         return _state_of_running_job(seen, seen.job)
     return "unknown", f"Slurm calls its state {state}"
+
+
+def _gave_up(seen: Evidence) -> bool:
+    """The batch script's last act was to record a failure; only its exit is still to come."""
+    return seen.phase == "failed" and seen.turn is not None and not is_rank_failure(seen.turn)
 
 
 def _why_it_waits(job: JobInfo) -> str:
@@ -162,8 +173,8 @@ def _cancelled_by(seen: Evidence) -> str:
 
 def _why_it_stops(seen: Evidence) -> str:
     """What the newest event says about an attempt that is on its way out."""
-    event = next((e for e in reversed(seen.events) if e["event"] in _PHASES), None)
-    if event is None or event["event"] in ("submitted", "started"):
+    event = seen.turn
+    if event is None or event["event"] == "started":
         return ""
     if event["event"] == "failed":
         return _failure(seen, None)
@@ -178,7 +189,7 @@ def first_failure(events: Sequence[Record]) -> Record | None:
     """The event of the process that failed first in the newest attempt."""
     failures: list[Record] = []
     for event in events:
-        if event["event"] in ("submitted", "requeued"):
+        if event["event"] == "requeued":
             failures = []
         elif is_rank_failure(event):
             failures.append(event)

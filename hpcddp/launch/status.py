@@ -112,24 +112,30 @@ def _step(history: RunHistory) -> int | None:
         newest_start = [event] if event["event"] == "started" else [*newest_start, event]
     steps = [event["step"] for event in newest_start if event.get("step") is not None]
     start_time = newest_start[0].get("time", 0.0) if newest_start else 0.0
-    if "step" in history.train and (not steps or history.metrics_time >= start_time):
+    train_time = history.train.get("time", history.metrics_time)
+    if "step" in history.train and (not steps or train_time >= start_time):
         steps.append(history.train["step"])
     return max(steps, default=None)
 
 
+def _last_word(events: Sequence[Record]) -> Record | None:
+    """The event by which the run told its end, if it did; a late save may follow it."""
+    words = [event for event in events if not event["event"].startswith("checkpoint")]
+    return words[-1] if words and words[-1]["event"] in ENDED_STATES else None
+
+
 def _exit_code(events: Sequence[Record], job: JobInfo | None) -> int | None:
     """The exit code in the run's last word, else the job's."""
-    if not events or events[-1]["event"] not in ENDED_STATES:
-        return job.exit_code if job else None
-    if events[-1]["event"] == "finished":
+    word = _last_word(events) or {}
+    if word.get("event") == "finished":
         return EXIT_DONE
-    return events[-1].get("exit_code", job.exit_code if job else None)
+    return word.get("exit_code", job.exit_code if job else None)
 
 
 def _end_time(events: Sequence[Record], job: JobInfo | None) -> float | None:
-    if job is not None and job.end_time is not None:
-        return job.end_time
-    return events[-1].get("time") if events else None
+    """When the run told its end, else when its job ended."""
+    word = _last_word(events) or {}
+    return word.get("time", job.end_time if job else None)
 
 
 def list_runs(root: Path) -> list[RunDir]:

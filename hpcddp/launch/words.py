@@ -130,6 +130,10 @@ def _checkpoint(event: Record) -> str:
     return f"checkpoint at step {event.get('step')}: {size_mb:.1f} MB in {seconds:.2f} s"
 
 
+def _checkpoint_failed(event: Record) -> str:
+    return f"no checkpoint at step {event.get('step')}: {event.get('error')}"
+
+
 def _failed(event: Record) -> str:
     if "error" not in event:
         return f"failed: {event.get('reason') or exit_words(event.get('exit_code'))}"
@@ -142,6 +146,7 @@ _EVENT_LINES: dict[str, Callable[[Record], str]] = {
     "started": _started,
     "resumed": lambda event: f"resumed from the checkpoint of step {event.get('step')}",
     "checkpoint": _checkpoint,
+    "checkpoint_failed": _checkpoint_failed,
     "signal": lambda event: f"received {event.get('signal')} at step {event.get('step')}",
     "stopped": lambda event: f"stopped at step {event.get('step')}, state saved",
     "requeued": lambda event: f"requeued: {event.get('reason', '')}",

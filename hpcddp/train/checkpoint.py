@@ -170,7 +170,7 @@ def _is_intact(path: Path) -> bool:
 
 
 def _not_written(checkpoints_dir: Path, step: int, error: OSError) -> CheckpointError:
-    older = list_checkpoints(checkpoints_dir)
+    older = [info for info in list_checkpoints(checkpoints_dir) if info.step < step]
     kept = f"{older[-1].path.name} is untouched" if older else "there is no older one"
     return CheckpointError(
         f"The checkpoint of step {step} was not written to {checkpoints_dir}: {error.strerror} "

@@ -18,7 +18,7 @@ class SectionDiff:
     name: str
     num_tensors: int  # in either state
     differing: tuple[str, ...]  # dotted names of tensors, in the state's own order
-    max_abs_difference: float  # over tensors of equal shape; nan where a NaN is involved
+    max_abs_difference: float  # over tensors of equal shape; inf where a NaN met a number
     values: Mapping[str, tuple[Any, Any]]  # differing plain values: dotted name -> both
 
     @property
@@ -100,5 +100,7 @@ def _max_abs_difference(first: Any, second: Any) -> float:  # noqa: ANN401
         return 0.0
     wide = torch.complex128 if first.is_complex() or second.is_complex() else torch.float64
     first, second = first.to(wide), second.to(wide)
-    # Equal infinities differ by nothing, not by NaN.
-    return float(torch.where(first == second, torch.zeros_like(first), first - second).abs().max())
+    # Equal infinities and NaN beside NaN are no difference; NaN beside a number is an infinite one.
+    same = (first == second) | (first.isnan() & second.isnan())
+    differences = torch.where(same, torch.zeros_like(first), first - second).abs()
+    return float(differences.nan_to_num(nan=torch.inf, posinf=torch.inf).max())

@@ -54,9 +54,8 @@ def connect(plan: Plan, hosts: dict[str, Process]) -> None:
     run(["ip", "link", "set", plan.link, "up"])
     _ip(login, _switch(plan, hosts))
     for name in plan.nodes:
-        _ip(
-            hosts[name], f"{_DECOY}address add {plan.addresses[name]}/24 dev eth0\nlink set eth0 up"
-        )
+        address = f"address add {plan.addresses[name]}/24 dev eth0"
+        _ip(hosts[name], f"{_DECOY}{address}\nlink set eth0 up")
     if plan.options.rate:
         _limit(plan, hosts, plan.options.rate)
 
@@ -99,12 +98,7 @@ def _tc(host: Process, interface: str, shape: str) -> None:
 
 
 def _ip(host: Process, batch: str) -> None:
-    done = subprocess.run(
-        inside(host, ["ip", "-batch", "-"]),
-        input=batch,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = inside(host, ["ip", "-batch", "-"])
+    done = subprocess.run(command, input=batch, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ClusterError(f"cannot set up the network: {done.stderr.strip()}")

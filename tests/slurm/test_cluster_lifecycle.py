@@ -29,13 +29,24 @@ def pids_in(namespaces: set[int]) -> set[int]:
     return found
 
 
+def dwellers(state_dir: Path) -> list[str]:
+    """Return processes that see mounts of a cluster, on its record or not."""
+    found = []
+    for mounts in Path("/proc").glob("[0-9]*/mountinfo"):
+        try:
+            if f"{state_dir}/" in mounts.read_text():
+                found.append(mounts.parent.name)
+        except OSError:
+            continue
+    return found
+
+
 def traces_of(state_dir: Path, link: str) -> list[str]:
-    """Return what this machine still has of a cluster, apart from its processes."""
+    """Return what this machine still has of a cluster."""
     links = subprocess.run(["ip", "link", "show", link], capture_output=True, check=False)
-    mounts = Path("/proc/self/mountinfo").read_text()
     traces = {
         "link": links.returncode == 0,
-        "mount": str(state_dir) in mounts,
+        "processes or mounts": bool(dwellers(state_dir)),
         "state": state_dir.exists(),
     }
     return [name for name, is_there in traces.items() if is_there]
@@ -53,6 +64,7 @@ def test_a_cluster_is_up_within_15_seconds_and_leaves_nothing(new_cluster):
     cluster.wait(job, "RUNNING")
     namespaces = network_namespaces_of(cluster)
     inhabitants = pids_in(namespaces)
+    assert dwellers(cluster.state_dir)
     assert len(inhabitants) >= 5 + 6  # one holder each; munged, slurmctld, four slurmd
 
     cluster.stop()
@@ -83,6 +95,20 @@ def test_an_interrupted_start_leaves_nothing(testcluster_dir, tmp_path):
     assert starting.wait() == 2
     assert starting.stderr.read() == "up: stopped by SIGTERM\n"
     assert traces_of(state_dir, link) == []
+
+
+@pytest.mark.parametrize("delay_s", [0, 0.03, 0.06, 0.1, 0.2, 0.4])
+def test_a_killed_start_is_removed_by_down(testcluster_dir, tmp_path, delay_s):
+    state_dir = tmp_path / "c"
+    starting = subprocess.Popen([testcluster_dir / "up", "--dir", state_dir])
+    while not (state_dir / "cluster.json").exists():
+        time.sleep(0.001)
+    time.sleep(delay_s)
+    starting.kill()
+    starting.wait()
+    record = (state_dir / "cluster.json").read_text()
+    subprocess.run([testcluster_dir / "down", "--dir", state_dir], check=True)
+    assert traces_of(state_dir, json.loads(record)["link"] if record else "tc-none") == []
 
 
 @pytest.mark.parametrize(
@@ -150,15 +176,9 @@ def test_without_namespaces_tests_skip_unless_slurm_is_required(
     testcluster_dir, required, outcome, exit_code
 ):
     no_rights = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
-    chosen = [
-        str(Path(__file__).with_name("test_cluster.py")),
-        "-k",
-        "decoy",
-        "-p",
-        "no:cacheprovider",
-    ]
+    pytest_here = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [*no_rights, sys.executable, "-m", "pytest", "-q", *chosen],
+        [*no_rights, *pytest_here, Path(__file__).with_name("test_cluster.py"), "-k", "decoy"],
         env=os.environ | {"HPCDDP_REQUIRE_SLURM": required, "HPCDDP_TESTCLUSTER_DIR": ""},
         capture_output=True,
         text=True,

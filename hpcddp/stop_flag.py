@@ -1,0 +1,85 @@
+"""Notices Slurm's stop signals, from before any heavy import on. Knows no torch and no rank.
+
+A signal is only written down here; what to do about it is decided between two steps, by all
+processes together (`hpcddp.train.stop`).
+"""
+
+import os
+import signal
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from types import FrameType
+
+# Preemption, and what sites and `--signal` send ahead of a time limit or instead of SIGTERM.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+
+@dataclass(frozen=True, slots=True)
+class StopNotice:
+    """Which signal came first, and when, in Unix seconds."""
+
+    signum: int
+    time: float
+
+
+class StopFlag:
+    """Set by the first stop signal this process gets; never cleared.
+
+    Python runs a signal handler only between two bytecodes of the main thread, which may wait in
+    a collective for as long as its slowest peer. So the interpreter also writes each signal's
+    number to a socket, at once and from C, and a thread reads it there.
+    """
+
+    def __init__(self) -> None:
+        self.notice: StopNotice | None = None
+
+    @classmethod
+    def install(cls) -> "StopFlag":
+        """Catch the stop signals in this process from now on; call it in the main thread.
+
+        Processes forked from this one ignore them instead: Slurm signals every process of a step,
+        and the training process alone decides when the others end.
+        """
+        flag = cls()
+        reader, writer = socket.socketpair()
+        writer.setblocking(False)
+        signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        flag.rearm()
+        os.register_at_fork(after_in_child=ignore_stop_signals)
+        threading.Thread(
+            target=flag._read, args=(reader, writer), name="stop-signals", daemon=True
+        ).start()
+        return flag
+
+    @property
+    def is_set(self) -> bool:
+        """True once a stop signal has come."""
+        return self.notice is not None
+
+    def rearm(self) -> None:
+        """Take the signals back from libraries that installed a handler of their own."""
+        for signum in STOP_SIGNALS:
+            signal.signal(signum, self._handle)
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        self._note(signum)
+
+    def _read(self, reader: socket.socket, writer: socket.socket) -> None:
+        """Runs in a thread for the life of the process; `writer` must not be collected before."""
+        while signums := reader.recv(64):
+            for signum in signums:
+                if signum in STOP_SIGNALS:
+                    self._note(signum)
+
+    def _note(self, signum: int) -> None:
+        if self.notice is None:
+            self.notice = StopNotice(signum, time.time())
+
+
+def ignore_stop_signals(worker_id: int = 0) -> None:
+    """Make this process deaf to stop signals: for loader workers and other children."""
+    signal.set_wakeup_fd(-1)
+    for signum in STOP_SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)

@@ -1,0 +1,56 @@
+"""The device of this process and how exactly it computes. Knows no rank arithmetic and no model."""
+
+import os
+import socket
+
+import torch
+
+from hpcddp.config.layout import ProcessLayout
+from hpcddp.errors import HpcddpError
+
+
+def choose_device(wish: str, layout: ProcessLayout) -> torch.device:
+    """The device for `train.device` = auto, cpu or cuda, made current before anything uses it.
+
+    Raises HpcddpError `no_gpu` or `gpu_mismatch` when the device that is wanted is not there.
+    """
+    num_devices = 0 if wish == "cpu" else torch.cuda.device_count()
+    if wish == "auto" and (layout.device_index is None or num_devices == 0):
+        return torch.device("cpu")
+    if wish == "cpu":
+        return torch.device("cpu")
+    index = layout.local_rank if layout.device_index is None else layout.device_index
+    _check_device(index, num_devices)
+    device = torch.device("cuda", index)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _check_device(index: int, num_devices: int) -> None:
+    host = socket.gethostname()
+    if num_devices == 0:
+        built = (
+            f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built for the CPU"
+        )
+        raise HpcddpError(
+            f"train.device=cuda, but torch {torch.__version__} ({built}) sees no CUDA device on "
+            f"{host}. Ask for GPUs (--gpus-per-node 1), or use train.device=cpu.",
+            "no_gpu",
+        )
+    if index >= num_devices:
+        raise HpcddpError(
+            f"This process is to use CUDA device {index}, but only {num_devices} are visible to it "
+            f"on {host}. Start at most {num_devices} processes there (--gpus-per-node "
+            f"{num_devices}).",
+            "gpu_mismatch",
+        )
+
+
+def make_deterministic() -> None:
+    """Use deterministic operators wherever torch has them; a warning names those that are not."""
+    # cuBLAS reads it when its first handle is made; without it some products are not repeatable.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.benchmark = False  # picks kernels by timing, so another one every start
+    # Only of use to code that reads memory it never wrote; costs a pass over every new tensor.
+    torch.utils.deterministic.fill_uninitialized_memory = False

@@ -1,0 +1,88 @@
+"""What training tells the run directory and the log, from the main process only.
+
+Events tell the story of the run, metrics are its curves, lines are for who reads the log. Knows no
+tensor.
+"""
+
+import logging
+import signal
+import time
+from typing import Any
+
+from hpcddp.checkpoint_dir import CheckpointInfo, read_manifest
+from hpcddp.config.layout import ProcessLayout
+from hpcddp.run_dir import RunDir, append_json_line
+from hpcddp.train.resume import ResumePoint
+
+_log = logging.getLogger(__name__)
+
+
+class Journal:
+    """Writes in the main process; in the others the same calls do nothing."""
+
+    def __init__(self, run_dir: RunDir, layout: ProcessLayout) -> None:
+        self._run_dir = run_dir
+        self._layout = layout
+
+    def started(self, **fields: Any) -> None:  # noqa: ANN401
+        layout = self._layout
+        facts = ", ".join(f"{name} {value}" for name, value in fields.items())
+        _log.info("%d processes: %s", layout.world_size, facts)
+        self._event("started", world_size=layout.world_size, hosts=list(layout.hosts), **fields)
+
+    def resumed(self, point: ResumePoint, world_size: int) -> None:
+        self._event("resumed", step=point.step)
+        _log.info("Resumed from %s", point.path)
+        if point.world_size not in (None, world_size):
+            _log.info(
+                "World size was %d and is %d: the same samples in the same steps, but sums are "
+                "rounded differently, so the weights will not be bit-identical",
+                *(point.world_size, world_size),
+            )
+
+    def stepped(self, step: int, total_steps: int, **fields: float) -> None:
+        """One training record: epoch, loss, lr and rates."""
+        self._metrics(step=step, **fields)
+        _log.info(
+            "step %d/%d  epoch %.2f  loss %.4f  lr %.4g  %.1f images/s",
+            *(step, total_steps, fields["epoch"], fields["loss"], fields["lr"]),
+            fields["images_per_s"],
+        )
+
+    def evaluated(self, step: int, **fields: float) -> None:
+        """One evaluation record: epoch, accuracy, eval_loss, samples, seconds."""
+        self._metrics(step=step, **fields)
+        _log.info("step %d  test accuracy %.2f %%", step, 100 * fields["accuracy"])
+
+    def saved(self, info: CheckpointInfo, seconds: float) -> None:
+        size = read_manifest(info.path).size_bytes if self._layout.is_main else 0
+        self._event("checkpoint", step=info.step, seconds=round(seconds, 3), bytes=size)
+
+    def not_saved(self, step: int, reason: str) -> None:
+        self._event("checkpoint_failed", step=step, error=reason)
+        _log.warning("Training goes on without this checkpoint: %s", reason)
+
+    def signalled(self, signum: int, step: int) -> None:
+        """`signum` was agreed on; some process got it."""
+        name = signal.Signals(signum).name
+        self._event("signal", signal=name, step=step)
+        _log.info("%s: stopping after step %d", name, step)
+
+    def stopped(self, step: int) -> None:
+        self._event("stopped", step=step)
+        _log.info("Stopped at step %d; the state is saved", step)
+
+    def finished(self, step: int, accuracy: float, loss: float) -> None:
+        self._event("finished", step=step, accuracy=accuracy, eval_loss=loss)
+        _log.info("Finished at step %d: test accuracy %.2f %%", step, 100 * accuracy)
+
+    def _event(self, kind: str, **fields: Any) -> None:  # noqa: ANN401
+        if self._layout.is_main:
+            job_id = self._layout.requeue_target or self._layout.job_key
+            self._run_dir.append_event(kind, attempt=self._layout.attempt, job_id=job_id, **fields)
+
+    def _metrics(self, **fields: Any) -> None:  # noqa: ANN401
+        """After a crash a step can have two records; the later one counts."""
+        if self._layout.is_main:
+            record = {**fields, "attempt": self._layout.attempt, "time": round(time.time(), 3)}
+            append_json_line(self._run_dir.metrics, record)

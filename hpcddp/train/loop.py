@@ -1,0 +1,159 @@
+"""The training loop: train() -> train_step() -> replicas. Knows torch; knows no scheduler.
+
+Shapes: n images of one micro-batch, c = 3 channels, h = w = image_size.
+"""
+
+import logging
+import time
+from contextlib import nullcontext
+
+import torch
+from torch.nn.utils import clip_grad_norm_
+
+from hpcddp.config.layout import EXIT_AGAIN, EXIT_DONE, ProcessLayout
+from hpcddp.config.schema import RunConfig
+from hpcddp.run_dir import RunDir
+from hpcddp.stop_flag import StopFlag
+from hpcddp.train.device import choose_device, make_deterministic
+from hpcddp.train.evaluate import Evaluation, evaluate
+from hpcddp.train.metrics import StepClock
+from hpcddp.train.optim import set_lr
+from hpcddp.train.process_group import mean_across_ranks, open_ranks
+from hpcddp.train.randomness import seed_step
+from hpcddp.train.resume import find_checkpoint, is_finished
+from hpcddp.train.schedule import lr_at
+from hpcddp.train.setup import Session, build_session, check_early
+from hpcddp.train.stop import StopVote
+from hpcddp.train.task import build_task, identity_of
+
+_log = logging.getLogger(__name__)
+
+
+def train(config: RunConfig, layout: ProcessLayout, run_dir: RunDir, stop_flag: StopFlag) -> int:
+    """Do this process's part of the run; 0 when it is finished, 75 when it stopped early.
+
+    Goes on from the newest checkpoint in the run directory. Raises HpcddpError for what the user
+    can put right. After any exception leave the process without cleaning up: that could wait for
+    another one that is gone. Collective.
+    """
+    logging.getLogger(__package__).setLevel(logging.INFO if layout.is_main else logging.WARNING)
+    check_early(config, layout)
+    device = choose_device(config.train.device, layout)
+    if config.train.deterministic:
+        make_deterministic()
+    ranks = open_ranks(layout, device, config.train.rendezvous_timeout_s)
+    stop_flag.rearm()  # NCCL, for one, has been seen to replace handlers
+    task = build_task(config, layout)
+    found = find_checkpoint(run_dir.checkpoints, identity_of(config, run_dir.name), ranks)
+    if ranks.decide(lambda: is_finished(found, task.total_steps, run_dir)):
+        _log.info("This run has finished; there is nothing to do")
+        code = EXIT_DONE
+    else:
+        session = build_session(task, device, ranks, found, run_dir)
+        code = run_steps(session, StopVote(ranks, stop_flag))
+    ranks.close()
+    return code
+
+
+def run_steps(session: Session, vote: StopVote) -> int:
+    """Step, evaluate and save until the end of training or until a signal. Collective."""
+    task, state, clock = session.task, session.state, StepClock()
+    evaluation: Evaluation | None = None
+    stopped = vote.ask()  # a signal may have come before the first step
+    while not stopped:
+        if task.evaluates_at(state.step):
+            evaluation = _evaluate(session, vote)
+            stopped = evaluation is None
+        if stopped or state.step >= task.total_steps:
+            break
+        stopped = _step_and_report(session, vote, clock)
+        if task.saves_at(state.step) and not stopped:
+            session.saver.save(state)
+    return _leave(session, vote, evaluation)
+
+
+def _step_and_report(session: Session, vote: StopVote, clock: StepClock) -> bool:
+    """One step; True if all ranks are to stop after it. Collective."""
+    begin = time.perf_counter()
+    vote.open()
+    loss = train_step(session)
+    is_logged = session.task.logs_at(session.state.step)
+    if is_logged:  # the only time the host waits for the device
+        mean_loss = mean_across_ranks(session.ranks, loss, session.task.plan.world_size)
+    stopped = vote.close()
+    clock.add(time.perf_counter() - begin, session.feed.take_waited_s())
+    if is_logged:
+        _report_step(session, mean_loss, clock)
+    return stopped
+
+
+def train_step(session: Session) -> torch.Tensor:
+    """One optimizer update; the mean loss over this process's images, on the device. Collective."""
+    task, state, replicas = session.task, session.state, session.forward.replicas
+    passes = task.plan.accumulation_steps
+    loss_sum = torch.zeros((), device=session.device)
+    seed_step(task.config.train.seed, state.step, task.layout.global_rank)
+    for micro_step in range(passes):
+        images_nchw, labels_n = session.feed.next()
+        is_last = micro_step == passes - 1
+        # DDP decides in forward whether backward will reduce, so forward sits inside too.
+        with nullcontext() if is_last else replicas.skip_sync():
+            loss = session.forward.loss(images_nchw, labels_n) / passes
+            state.scaler.scale(loss).backward()
+        loss_sum += loss.detach()
+    set_lr(state.optimizer, lr_at(state.step, task.schedule))
+    _update_weights(session)
+    state.step += 1
+    state.samples_seen += task.plan.global_batch
+    return loss_sum
+
+
+def _update_weights(session: Session) -> None:
+    state, max_norm = session.state, session.task.config.train.max_grad_norm
+    if max_norm is not None:
+        state.scaler.unscale_(state.optimizer)
+        clip_grad_norm_(state.model.parameters(), max_norm)
+    state.scaler.step(state.optimizer)
+    state.scaler.update()
+    state.optimizer.zero_grad(set_to_none=True)
+
+
+def _report_step(session: Session, loss: float, clock: StepClock) -> None:
+    task, step = session.task, session.state.step
+    session.journal.stepped(
+        step,
+        task.total_steps,
+        epoch=round(task.epoch_at(step), 6),
+        loss=loss,
+        lr=lr_at(step - 1, task.schedule),
+        **clock.take_rates(task.plan),
+    )
+
+
+def _evaluate(session: Session, vote: StopVote) -> Evaluation | None:
+    """Evaluate and report; None if a signal came meanwhile. Collective."""
+    begin, step = time.perf_counter(), session.state.step
+    evaluation = evaluate(session.state.model, session.eval_task, session.ranks, vote.ask)
+    if evaluation is not None:
+        session.journal.evaluated(
+            step,
+            epoch=round(session.task.epoch_at(step), 6),
+            accuracy=evaluation.accuracy,
+            eval_loss=evaluation.loss,
+            samples=evaluation.samples,
+            seconds=round(time.perf_counter() - begin, 3),
+        )
+    return evaluation
+
+
+def _leave(session: Session, vote: StopVote, final: Evaluation | None) -> int:
+    """Save, say how it ended, and return the exit code. Collective."""
+    state, journal = session.state, session.journal
+    if vote.signum:
+        journal.signalled(vote.signum, state.step)
+    session.saver.save_last(state)
+    if vote.signum or final is None:
+        journal.stopped(state.step)
+        return EXIT_AGAIN
+    journal.finished(state.step, final.accuracy, final.loss)
+    return EXIT_DONE

@@ -1,0 +1,40 @@
+"""torchvision's classification models by name. Knows no device and no process."""
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torchvision
+from torch import nn
+
+from hpcddp.errors import ConfigError
+
+
+def check_model(name: str) -> None:
+    """Raise ConfigError, with the nearest names, unless torchvision has this model."""
+    known = torchvision.models.list_models(module=torchvision.models)
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=3)
+        hint = f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(known)}."
+        raise ConfigError(f"train.model={name}: torchvision has no such model. {hint}")
+
+
+def build_model(name: str, num_classes: int, options: Mapping[str, Any], seed: int) -> nn.Module:
+    """The untrained model; its weights depend on `seed` only. Moves torch's global generator.
+
+    `options` go to torchvision's builder. Raises ConfigError when it does not take them.
+    """
+    check_model(name)
+    torch.manual_seed(seed)
+    try:
+        return torchvision.models.get_model(name, num_classes=num_classes, **options)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"train.model_options={dict(options)}: torchvision's {name} does not take this "
+            f"({error}). Its documentation lists what it takes."
+        ) from error
+
+
+def count_parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())

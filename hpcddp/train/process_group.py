@@ -1,0 +1,157 @@
+"""What the processes of a job do together: start, add up, decide, part. Knows no model.
+
+`open_ranks` gives one of two objects with the same calls, so that the loop never asks whether it
+is alone.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from hpcddp.config.layout import ProcessLayout
+from hpcddp.errors import HpcddpError
+from hpcddp.train.rendezvous import interface_of, meet
+
+T = TypeVar("T")
+
+
+class Pending(Protocol):
+    """A reduction that is under way."""
+
+    def wait(self) -> Any: ...  # noqa: ANN401
+
+
+class Ranks(Protocol):
+    """All processes of the job. Every method but `close` is a collective."""
+
+    def sum_across(self, tensor: torch.Tensor) -> None:
+        """Replace `tensor` (on the training device) by the sum over all processes."""
+
+    def broadcast(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Overwrite `tensors` (on the training device) with those of the main process."""
+
+    def start_max(self, tensor: torch.Tensor) -> Pending:
+        """Begin to replace `tensor` (on the CPU) by the maximum over all processes.
+
+        It runs beside whatever the device and the other collectives do.
+        """
+
+    def decide(self, on_main: Callable[[], T]) -> T:
+        """What `on_main()` gives, or its HpcddpError, in the main process; on every rank."""
+
+    def wait_for_all(self) -> None:
+        """Return when every process has come here."""
+
+    def close(self) -> None:
+        """Part in good order. Not after an error: it could wait for a process that is gone."""
+
+
+def open_ranks(layout: ProcessLayout, device: torch.device, timeout_s: float) -> Ranks:
+    """Meet the other processes of the job. Collective.
+
+    Raises HpcddpError `rendezvous` when they do not come within `timeout_s`.
+    """
+    if layout.world_size == 1:
+        return LoneProcess()
+    if layout.launcher == "torchrun":
+        place: dict[str, Any] = {"init_method": "env://"}  # its agent keeps the store
+    else:
+        meeting = meet(layout, timeout_s)
+        place = {"store": meeting.store}
+        _choose_gloo_interface(meeting.local_address)
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        rank=layout.global_rank,
+        world_size=layout.world_size,
+        device_id=device if device.type == "cuda" else None,
+        **place,
+    )
+    return RankGroup(layout)
+
+
+def mean_across_ranks(ranks: Ranks, value: torch.Tensor, world_size: int) -> float:
+    """The mean of one number over all processes; waits for the device. Collective."""
+    total = value.detach().clone()
+    ranks.sum_across(total)
+    return float(total) / world_size
+
+
+def _choose_gloo_interface(local_address: str) -> None:
+    """Let gloo use the network over which the processes have met, unless somebody chose another.
+
+    By itself it takes what this host's own name resolves to, which on many hosts is a loopback
+    address that no other node can reach.
+    """
+    interface = interface_of(local_address)
+    if interface is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+
+
+class LoneProcess:
+    """A job of one process: everything is agreed at once."""
+
+    def sum_across(self, tensor: torch.Tensor) -> None:
+        pass
+
+    def broadcast(self, tensors: Sequence[torch.Tensor]) -> None:
+        pass
+
+    def start_max(self, tensor: torch.Tensor) -> Pending:
+        return _Done()
+
+    def decide(self, on_main: Callable[[], T]) -> T:
+        return on_main()
+
+    def wait_for_all(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class _Done:
+    def wait(self) -> None:
+        pass
+
+
+class RankGroup:
+    """Processes joined by torch.distributed; small talk goes through a gloo group of its own."""
+
+    def __init__(self, layout: ProcessLayout) -> None:
+        self._is_main = layout.is_main
+        self._control = dist.new_group(backend="gloo")
+
+    def sum_across(self, tensor: torch.Tensor) -> None:
+        dist.all_reduce(tensor)
+
+    def broadcast(self, tensors: Sequence[torch.Tensor]) -> None:
+        for tensor in tensors:
+            dist.broadcast(tensor, src=0)
+
+    def start_max(self, tensor: torch.Tensor) -> Pending:
+        return dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._control, async_op=True)
+
+    def decide(self, on_main: Callable[[], T]) -> T:
+        outcome: list[Any] = [_outcome(on_main) if self._is_main else None]
+        dist.broadcast_object_list(outcome, src=0, group=self._control)
+        value, error = outcome[0]
+        if error is not None:
+            raise error
+        return value
+
+    def wait_for_all(self) -> None:
+        dist.barrier(group=self._control)
+
+    def close(self) -> None:
+        self.wait_for_all()
+        dist.destroy_process_group()
+
+
+def _outcome(on_main: Callable[[], T]) -> tuple[T | None, HpcddpError | None]:
+    try:
+        return on_main(), None
+    except HpcddpError as error:
+        return None, error

@@ -1,0 +1,233 @@
+"""How the processes of one job find each other, also when ports are taken. Knows no collective.
+
+The main process listens on the first free one of the ports that all of them derived for this job,
+and tells whoever asks for this job where torch's store is. The others ask at each port in turn. So
+a stranger on a port (a web server, another job, a program that accepts and says nothing) costs a
+moment and never a hang: torch's own client waits for ever for a listener that does not answer.
+"""
+
+import contextlib
+import errno
+import logging
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+
+import psutil
+from torch.distributed import TCPStore
+
+from hpcddp.config.layout import ProcessLayout
+from hpcddp.errors import HpcddpError
+
+_ASK_TIMEOUT_S = 2.0  # for one connection or one answer; the deadline counts above it
+_PAUSE_S = 0.1
+_WAIT_NOTICE_S = 20.0
+_LINE_BYTES = 512
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """The store all processes share, and the local address over which they reach each other."""
+
+    store: TCPStore
+    local_address: str
+
+
+def meet(layout: ProcessLayout, timeout_s: float) -> Meeting:
+    """Wait until all processes of the job are there. Collective.
+
+    Raises HpcddpError `rendezvous` after `timeout_s`, with who is missing or what answered at
+    each port, and the likely causes.
+    """
+    deadline = time.monotonic() + timeout_s
+    if layout.is_main:
+        return _receive_others(layout, deadline, timeout_s)
+    return _find_main(layout, deadline, timeout_s)
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface of this host that has `address`, or None."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(entry.address == address for entry in addresses):
+            return name
+    return None
+
+
+def _greeting(layout: ProcessLayout) -> str:
+    """What only processes of this start of this job say."""
+    return f"hpcddp {layout.job_key}/{layout.attempt}/{layout.restart_count}/{layout.world_size}"
+
+
+# The main process.
+
+
+def _receive_others(layout: ProcessLayout, deadline: float, timeout_s: float) -> Meeting:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    missing = set(range(1, layout.world_size))
+    local_address = layout.master_addr
+    with _listen_on_first_free(layout) as listener:
+        for connection in _connections(listener, layout, missing, deadline):
+            with connection, contextlib.suppress(OSError, ValueError):
+                missing.discard(_answer(connection, layout, store.port))
+                local_address = _plain_address(connection.getsockname()[0])
+        port = listener.getsockname()[1]
+    if missing:
+        raise _others_are_missing(layout, port, missing, timeout_s)
+    return Meeting(store, local_address)
+
+
+def _listen_on_first_free(layout: ProcessLayout) -> socket.socket:
+    problems = []
+    for port in layout.ports:
+        try:
+            listener = _listen(port)
+        except OSError as error:
+            problems.append(f"{port} ({error.strerror})")
+            continue
+        if problems:
+            _log.warning("Rendezvous at port %d; not free: %s", port, ", ".join(problems))
+        return listener
+    raise HpcddpError(
+        f"No port for the rendezvous is free on {layout.hosts[0]}: {', '.join(problems)}. Is "
+        "another job of yours still running there? HPCDDP_MASTER_PORT=N asks for another port.",
+        "rendezvous",
+    )
+
+
+def _listen(port: int) -> socket.socket:
+    address, backlog = ("", port), 1024
+    if socket.has_dualstack_ipv6():
+        try:
+            return socket.create_server(
+                address, family=socket.AF_INET6, dualstack_ipv6=True, backlog=backlog
+            )
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:  # which says: this host has IPv6 switched off
+                raise
+    return socket.create_server(address, backlog=backlog)
+
+
+def _connections(
+    listener: socket.socket, layout: ProcessLayout, missing: set[int], deadline: float
+) -> Iterator[socket.socket]:
+    """Connections until nobody in `missing` is left or time is up."""
+    listener.settimeout(_PAUSE_S)
+    notice_at = time.monotonic() + _WAIT_NOTICE_S
+    while missing and time.monotonic() < deadline:
+        if time.monotonic() > notice_at:
+            _log.warning("Still waiting for %s", _rank_list(missing, layout.world_size))
+            notice_at += _WAIT_NOTICE_S
+        with contextlib.suppress(TimeoutError):
+            connection, _ = listener.accept()
+            yield connection
+
+
+def _answer(connection: socket.socket, layout: ProcessLayout, store_port: int) -> int:
+    """Tell a process of this job where the store is; its global rank. Raises ValueError if not."""
+    connection.settimeout(_ASK_TIMEOUT_S)
+    greeting, _, global_rank = _read_line(connection).rpartition(" ")
+    if greeting != _greeting(layout):
+        raise ValueError(greeting)
+    connection.sendall(f"{greeting} {store_port}\n".encode())
+    return int(global_rank)
+
+
+# The others.
+
+
+def _find_main(layout: ProcessLayout, deadline: float, timeout_s: float) -> Meeting:
+    answers: dict[int, str] = {}
+    while time.monotonic() < deadline:
+        for port in layout.ports:
+            try:
+                store_port, local_address = _ask(layout, port)
+            except (OSError, ValueError) as error:
+                answers[port] = _reason(error)
+                continue
+            store = TCPStore(
+                layout.master_addr,
+                store_port,
+                wait_for_workers=False,
+                timeout=timedelta(seconds=timeout_s),
+            )
+            return Meeting(store, local_address)
+        time.sleep(_PAUSE_S)
+    raise _main_not_found(layout, answers, timeout_s)
+
+
+def _ask(layout: ProcessLayout, port: int) -> tuple[int, str]:
+    """Port of the store and our own address; OSError or ValueError where main does not listen."""
+    address = (layout.master_addr, port)
+    with socket.create_connection(address, timeout=_ASK_TIMEOUT_S) as connection:
+        connection.sendall(f"{_greeting(layout)} {layout.global_rank}\n".encode())
+        greeting, _, store_port = _read_line(connection).rpartition(" ")
+        if greeting != _greeting(layout):
+            raise ValueError("somebody else answers")
+        return int(store_port), _plain_address(connection.getsockname()[0])
+
+
+def _read_line(connection: socket.socket) -> str:
+    """One line of at most 512 bytes; ValueError if what comes is longer or ends early."""
+    received = b""
+    while not received.endswith(b"\n"):
+        block = connection.recv(_LINE_BYTES)
+        received += block
+        if not block or len(received) > _LINE_BYTES:
+            raise ValueError("somebody else answers")
+    return received.decode().strip()
+
+
+def _plain_address(address: str) -> str:
+    return address.removeprefix("::ffff:")  # IPv4 seen through a dual-stack socket
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer"
+    return str(getattr(error, "strerror", None) or error)
+
+
+# What went wrong, in words.
+
+
+def _others_are_missing(
+    layout: ProcessLayout, port: int, missing: set[int], timeout_s: float
+) -> HpcddpError:
+    return HpcddpError(
+        f"{_rank_list(missing, layout.world_size)} did not come to "
+        f"{layout.master_addr}:{port} within {timeout_s:.0f} s. Likely causes: they failed before "
+        "(see their logs: `hpcddp logs RUN --rank R`), they start later than that "
+        "(train.rendezvous_timeout_s), or their nodes cannot reach this one.",
+        "rendezvous",
+    )
+
+
+def _main_not_found(
+    layout: ProcessLayout, answers: dict[int, str], timeout_s: float
+) -> HpcddpError:
+    tried = ", ".join(f"{port} ({answer})" for port, answer in answers.items())
+    return HpcddpError(
+        f"Rank {layout.global_rank} on {socket.gethostname()} did not find rank 0 at "
+        f"{layout.master_addr} ({_resolved(layout.master_addr)}) within {timeout_s:.0f} s. Ports "
+        f"tried: {tried}. Likely causes: rank 0 failed before or starts later "
+        "(train.rendezvous_timeout_s; see `hpcddp logs RUN --rank 0`), the name resolves to an "
+        "address that this node cannot reach, or a firewall between the nodes.",
+        "rendezvous",
+    )
+
+
+def _resolved(host: str) -> str:
+    try:
+        return str(socket.getaddrinfo(host, None)[0][4][0])
+    except OSError as error:
+        return f"does not resolve: {error.strerror}"
+
+
+def _rank_list(ranks: set[int], world_size: int) -> str:
+    shown = ", ".join(map(str, sorted(ranks)[:10]))
+    more = f" and {len(ranks) - 10} more" if len(ranks) > 10 else ""
+    return f"Ranks {shown}{more} of {world_size}"

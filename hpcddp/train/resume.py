@@ -1,0 +1,87 @@
+"""Where a start goes on: the main process decides from disk, the others hear it. Knows no loop."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcddp.errors import ConfigError
+from hpcddp.run_dir import RunDir
+from hpcddp.train.checkpoint import LoadedCheckpoint, load_newest
+from hpcddp.train.process_group import Ranks
+from hpcddp.train.state import TrainState
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePoint:
+    """What all ranks know of the checkpoint; its tensors are only with the main process."""
+
+    step: int
+    path: str
+    world_size: int | None
+
+
+@dataclass(slots=True)
+class Found:
+    """`point` is None in a fresh run; only the main process has `loaded`."""
+
+    point: ResumePoint | None
+    loaded: LoadedCheckpoint | None = None
+
+
+def find_checkpoint(checkpoints_dir: Path, identity: Mapping[str, Any], ranks: Ranks) -> Found:
+    """Look for the newest checkpoint that is whole. Collective.
+
+    Raises HpcddpError, on all ranks, if it belongs to another run or to other settings.
+    """
+    found = Found(None)
+
+    def decide() -> ResumePoint | None:
+        found.loaded = load_newest(checkpoints_dir)
+        return None if found.loaded is None else _checked(found.loaded, identity)
+
+    found.point = ranks.decide(decide)
+    return found
+
+
+def is_finished(found: Found, total_steps: int, run_dir: RunDir) -> bool:
+    """True if an earlier start trained and evaluated all of it. Reads the disk; main only."""
+    if found.point is None or found.point.step < total_steps:
+        return False
+    finished = (event for event in run_dir.read_events() if event["event"] == "finished")
+    return any(event.get("step") == found.point.step for event in finished)
+
+
+def restore(found: Found, state: TrainState, ranks: Ranks) -> None:
+    """Put the checkpoint, or the main process's fresh state, into all processes. Collective."""
+    if found.loaded is not None:
+        state.load(found.loaded.state)
+        found.loaded = None  # its tensors are copied: let go of the memory
+    state.share(ranks)
+
+
+def _checked(loaded: LoadedCheckpoint, identity: Mapping[str, Any]) -> ResumePoint:
+    for problem in loaded.skipped:
+        _log.warning("A newer checkpoint cannot be used: %s", problem)
+    differing = [key for key, value in identity.items() if loaded.extra.get(key, value) != value]
+    if differing:
+        raise _is_of_another_run(loaded, identity, differing)
+    return ResumePoint(loaded.step, str(loaded.path), loaded.extra.get("world_size"))
+
+
+def _is_of_another_run(
+    loaded: LoadedCheckpoint, identity: Mapping[str, Any], differing: list[str]
+) -> ConfigError:
+    said = ", ".join(
+        f"{key}={loaded.extra[key]} there and {identity[key]} here" for key in differing
+    )
+    settings = " ".join(f"{key}={loaded.extra[key]}" for key in differing if key != "run")
+    way_out = f"Go on with `{settings}`, or start" if settings else "Start"
+    return ConfigError(
+        f"{loaded.path} cannot be continued by this run: {said}. {way_out} a new run under "
+        "another name (`hpcddp submit --name NAME`).",
+        "foreign_checkpoint",
+    )

@@ -1,0 +1,167 @@
+"""Builds what the loop works with, in the order that exact resumption needs. Knows no step."""
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hpcddp.config.layout import ProcessLayout
+from hpcddp.config.schema import RunConfig
+from hpcddp.data.datasets import Batch
+from hpcddp.data.stream import eval_batches, train_batches
+from hpcddp.run_dir import RunDir
+from hpcddp.stop_flag import ignore_stop_signals
+from hpcddp.train.evaluate import EvalTask, most_batches
+from hpcddp.train.feed import Feed, ToDevice, build_to_device
+from hpcddp.train.forward import Forward, build_scaler
+from hpcddp.train.journal import Journal
+from hpcddp.train.models import build_model, check_model, count_parameters
+from hpcddp.train.optim import build_optimizer
+from hpcddp.train.process_group import Ranks
+from hpcddp.train.replicas import build_replicas, check_replicas
+from hpcddp.train.resume import Found, restore
+from hpcddp.train.saving import Saver
+from hpcddp.train.schedule import describe
+from hpcddp.train.state import TrainState
+from hpcddp.train.task import Task, identity_of
+from hpcddp.train.warm_up import warm_up
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """All a step needs. Only what `state` holds and the feed's position change while training."""
+
+    task: Task
+    device: torch.device
+    ranks: Ranks
+    forward: Forward
+    state: TrainState
+    feed: Feed
+    eval_task: EvalTask
+    journal: Journal
+    saver: Saver
+
+
+def check_early(config: RunConfig, layout: ProcessLayout) -> None:
+    """Raise ConfigError for what can be found wrong without other processes and without data."""
+    check_model(config.train.model)
+    check_replicas(config, layout)
+
+
+def build_session(
+    task: Task, device: torch.device, ranks: Ranks, found: Found, run_dir: RunDir
+) -> Session:
+    """Model, optimizer and data, at the step where `found` left off. Collective."""
+    train = task.config.train
+    state = build_state(task, device)
+    journal = Journal(run_dir, task.layout)
+    journal.started(**_facts(task, device, state))
+    _log.info("%s", describe(task.schedule, task.config.optim, task.plan.global_batch))
+    replicas = build_replicas(state.model, task.config, task.layout)
+    forward = Forward(replicas, device, train.precision, train.label_smoothing)
+    to_device = build_to_device(task.train_set, device, _channels_last(train.channels_last, device))
+    warm_up(forward, *to_device(_made_up_batch(task)))
+    restore(found, state, ranks)
+    if found.point is not None:
+        journal.resumed(found.point, task.plan.world_size)
+    return Session(
+        task=task,
+        device=device,
+        ranks=ranks,
+        forward=forward,
+        state=state,
+        feed=_build_feed(task, to_device, state.step),
+        eval_task=_build_eval_task(task, to_device, forward),
+        journal=journal,
+        saver=_build_saver(task, state.step, ranks, journal, run_dir),
+    )
+
+
+def build_state(task: Task, device: torch.device) -> TrainState:
+    """Model and optimizer as the seed alone makes them, on the device."""
+    train = task.config.train
+    model = build_model(train.model, task.train_set.num_classes, train.model_options, train.seed)
+    channels_last = _channels_last(train.channels_last, device)
+    memory_format = torch.channels_last if channels_last else torch.preserve_format
+    model.to(device, memory_format=memory_format)
+    optimizer = build_optimizer(model, task.config.optim)
+    return TrainState(model, optimizer, build_scaler(train.precision, device))
+
+
+def _channels_last(wish: bool | None, device: torch.device) -> bool:
+    """By default where it is the fast layout: cuDNN's tensor cores want it, CPUs differ."""
+    return device.type == "cuda" if wish is None else wish
+
+
+def _made_up_batch(task: Task) -> Batch:
+    """Noise in the shape of a micro-batch; nothing global is drawn from."""
+    size, count = task.config.data.image_size, task.plan.micro_batch
+    noise = torch.Generator().manual_seed(0)
+    images_nchw = torch.randint(256, (count, 3, size, size), generator=noise, dtype=torch.uint8)
+    return images_nchw, torch.arange(count) % task.train_set.num_classes
+
+
+def _build_feed(task: Task, to_device: ToDevice, start_step: int) -> Feed:
+    batches = train_batches(
+        task.train_set,
+        task.plan,
+        global_rank=task.layout.global_rank,
+        seed=task.config.train.seed,
+        start_step=start_step,
+        augment=task.config.data.augment,
+        workers=task.config.data.workers,
+        worker_init=ignore_stop_signals,
+        pin_memory=to_device.device.type == "cuda",
+    )
+    return Feed(batches, to_device)
+
+
+def _build_eval_task(task: Task, to_device: ToDevice, forward: Forward) -> EvalTask:
+    plan = task.plan
+    batches = eval_batches(
+        task.test_set,
+        global_rank=task.layout.global_rank,
+        world_size=plan.world_size,
+        micro_batch=plan.micro_batch,
+        workers=task.config.data.workers,
+        worker_init=ignore_stop_signals,
+        pin_memory=to_device.device.type == "cuda",
+    )
+    batches_at_most = most_batches(len(task.test_set), plan.world_size, plan.micro_batch)
+    return EvalTask(batches, batches_at_most, to_device, forward.logits)
+
+
+def _build_saver(
+    task: Task, start_step: int, ranks: Ranks, journal: Journal, run_dir: RunDir
+) -> Saver:
+    facts = {"world_size": task.plan.world_size, "torch": torch.__version__}
+    return Saver(
+        folder=run_dir.checkpoints,
+        extra={**identity_of(task.config, run_dir.name), **facts},
+        keep_last=task.config.checkpoint.keep_last,
+        ranks=ranks,
+        journal=journal,
+        is_main=task.layout.is_main,
+        saved_step=start_step,
+    )
+
+
+def _facts(task: Task, device: torch.device, state: TrainState) -> dict[str, Any]:
+    """What the start of the log and the `started` event say."""
+    plan, train = task.plan, task.config.train
+    return {
+        "max_steps": task.total_steps,
+        "model": train.model,
+        "parameters": count_parameters(state.model),
+        "device": device.type,
+        "precision": train.precision,
+        "train_images": len(task.train_set),
+        "test_images": len(task.test_set),
+        "global_batch": plan.global_batch,
+        "micro_batch": plan.micro_batch,
+        "accumulation_steps": plan.accumulation_steps,
+        "peak_lr": task.schedule.peak,
+    }

@@ -1,0 +1,42 @@
+"""All processes agree to stop after the same step. Knows signals only as numbers, and no model."""
+
+import torch
+
+from hpcddp.stop_flag import StopFlag
+from hpcddp.train.process_group import Pending, Ranks
+
+
+class StopVote:
+    """One tiny reduction per step, begun before the work and read after it.
+
+    So its time hides behind the step, the device is never waited for, and a signal that one
+    process got while the others were already a step ahead stops all of them at the same place.
+    """
+
+    def __init__(self, ranks: Ranks, stop_flag: StopFlag) -> None:
+        self._ranks = ranks
+        self._flag = stop_flag
+        self._ballot = torch.zeros(1, dtype=torch.int32)
+        self._pending: Pending | None = None
+
+    @property
+    def signum(self) -> int:
+        """The signal that was agreed on, 0 while there is none."""
+        return int(self._ballot)
+
+    def open(self) -> None:
+        """Hand in what this process has seen so far. Collective."""
+        self._ballot.fill_(self._flag.notice.signum if self._flag.notice else 0)
+        self._pending = self._ranks.start_max(self._ballot)
+
+    def close(self) -> bool:
+        """True on all ranks if any had been signalled when it opened. Collective."""
+        assert self._pending is not None, "close() without open()"
+        self._pending.wait()
+        self._pending = None
+        return self.signum != 0
+
+    def ask(self) -> bool:
+        """Open and close with nothing in between. Collective."""
+        self.open()
+        return self.close()

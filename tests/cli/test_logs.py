@@ -1,0 +1,157 @@
+"""`logs` finds the log that a person means, and goes on through restarts."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from click.testing import CliRunner
+
+from hpcddp.cli import logs
+from hpcddp.cli.logs import command
+from hpcddp.errors import HpcddpError
+from hpcddp.run_dir import RunDir
+
+
+@pytest.fixture
+def run_dir(tmp_path, monkeypatch):
+    monkeypatch.setenv("HPCDDP_RUNS_DIR", str(tmp_path))
+    run_dir = RunDir(tmp_path / "demo")
+    run_dir.batch_log.parent.mkdir(parents=True)
+    run_dir.append_event(
+        "submitted", launcher="local", job_id="local-1", nodes=2, processes_per_node=2
+    )
+    return run_dir
+
+
+def write(run_dir, attempt, rank, text):
+    log = run_dir.rank_log(attempt, rank)
+    log.parent.mkdir(exist_ok=True)
+    with log.open("ab") as file:
+        file.write(text if isinstance(text, bytes) else text.encode())
+
+
+def shown(*words):
+    result = CliRunner().invoke(command, ["demo", *words], catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.stdout
+
+
+def complaint(*words):
+    with pytest.raises(HpcddpError) as caught:
+        CliRunner().invoke(command, ["demo", *words], catch_exceptions=False)
+    return caught.value.message
+
+
+def test_the_default_is_rank_0_of_the_newest_attempt(run_dir):
+    for attempt in (0, 2, 10):
+        for rank in (0, 1):
+            write(run_dir, attempt, rank, f"attempt {attempt} rank {rank}\n")
+    assert shown() == "attempt 10 rank 0\n"
+    assert shown("--rank", "1") == "attempt 10 rank 1\n"
+    assert shown("--attempt", "2", "--rank", "1") == "attempt 2 rank 1\n"
+
+
+def test_an_attempt_whose_processes_wrote_nothing_yet_does_not_hide_the_last_one(run_dir):
+    write(run_dir, 0, 0, "attempt 0\n")
+    run_dir.attempt_logs(1).mkdir()
+    assert shown() == "attempt 0\n"
+
+
+def test_the_batch_log_stands_in_until_a_process_has_one(run_dir):
+    run_dir.batch_log.write_text("srun: error: no such partition\n")
+    assert shown() == "srun: error: no such partition\n"
+    write(run_dir, 0, 0, "hello\n")
+    assert shown() == "hello\n"
+    assert shown("--rank", "batch") == "srun: error: no such partition\n"
+
+
+def test_all_ranks_are_told_apart_by_a_prefix(run_dir):
+    for rank in (0, 1, 11):
+        write(run_dir, 0, rank, f"first of {rank}\nlast")
+    expected = "".join(f"{rank}: first of {rank}\n{rank}: last\n" for rank in (0, 1, 11))
+    assert shown("--rank", "all") == expected
+
+
+def test_bytes_are_passed_on_as_they_are(run_dir):
+    data = bytes(range(256)) * 9000  # more than one block, and no UTF-8
+    write(run_dir, 0, 0, data)
+    result = CliRunner().invoke(command, ["demo"], catch_exceptions=False)
+    assert result.stdout_bytes == data
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["--rank", "4"], ["4 processes", "0 to 3"]),
+        (["--rank", "-1"], ["found `-1`", "`all` or `batch`"]),
+        (["--rank", "first"], ["found `first`"]),
+        (["--attempt", "7"], ["has attempts: 0"]),
+        (["--rank", "3"], ["no such log yet", "status demo"]),
+    ],
+)
+def test_what_does_not_exist_is_answered_with_what_does(run_dir, words, parts):
+    write(run_dir, 0, 0, "x")
+    message = complaint(*words)
+    assert all(part in message for part in parts), message
+
+
+def test_a_run_without_logs_says_where_to_look(run_dir):
+    assert "python -m hpcddp status demo" in complaint()
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(logs, "_POLL_S", 0.02)
+    monkeypatch.setattr(logs, "_FILES_PER_SECOND", 1e6)
+
+
+def test_following_goes_from_the_batch_log_through_all_attempts_to_the_end(run_dir, quick):
+    run_dir.batch_log.write_text("preparing\n")
+
+    def live():
+        for attempt in (0, 1):
+            write(run_dir, attempt, 0, f"attempt {attempt} begins\nand ")
+            time.sleep(0.1)
+            write(run_dir, attempt, 0, f"ends {attempt}\n")
+        run_dir.append_event("finished")
+
+    life = threading.Timer(0.1, live)
+    life.start()
+    result = CliRunner().invoke(command, ["demo", "--follow"], catch_exceptions=False)
+    life.join()
+    assert result.exit_code == 0
+    parts = [f"attempt {a} begins\nand ends {a}\n" for a in (0, 1)]
+    assert result.stdout == "preparing\n" + "".join(parts)
+    assert str(run_dir.rank_log(1, 0)) in result.stderr
+
+
+def test_following_all_ranks_keeps_lines_whole(run_dir, quick):
+    def live():
+        for piece in ("one ", "line\n", "rest"):
+            for rank in (0, 1):
+                write(run_dir, 0, rank, piece)
+            time.sleep(0.05)
+        run_dir.append_event("finished")
+
+    life = threading.Timer(0.05, live)
+    life.start()
+    result = CliRunner().invoke(command, ["demo", "-f", "--rank", "all"], catch_exceptions=False)
+    life.join()
+    lines = ["0: one line", "0: rest", "1: one line", "1: rest"]
+    assert sorted(result.stdout.splitlines()) == lines
+
+
+def test_ctrl_c_ends_following_with_130(run_dir):
+    write(run_dir, 0, 0, "hello\n")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hpcddp", "logs", "demo", "--follow"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ,
+    )
+    assert process.stdout.readline() == b"hello\n"
+    process.send_signal(2)
+    assert process.wait(timeout=20) == 130

@@ -1,0 +1,38 @@
+"""Variables that stay behind when a job is submitted, and names whose values are never shown."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hpcddp.cluster.scrub import inherited_names, looks_secret
+
+TABLE = yaml.safe_load(
+    (Path(__file__).parents[1] / "cases" / "env_scrub.yaml").read_text(encoding="utf-8")
+)
+
+
+@pytest.mark.parametrize("name", TABLE["remove"])
+def test_a_fact_about_the_surrounding_job_stays_behind(name):
+    assert inherited_names({name: "1", "PATH": "/bin"}) == (name,)
+
+
+@pytest.mark.parametrize("name", TABLE["keep"])
+def test_what_the_user_chose_travels(name):
+    assert inherited_names({name: "1"}) == ()
+
+
+def test_the_device_travels_unless_one_of_our_jobs_set_it():
+    assert inherited_names({"HPCDDP_DEVICE": "cpu"}) == ()
+    inside = inherited_names({"HPCDDP_DEVICE": "cpu", "HPCDDP_ATTEMPT": "0"})
+    assert inside == ("HPCDDP_ATTEMPT", "HPCDDP_DEVICE")
+
+
+@pytest.mark.parametrize("name", TABLE["secret"])
+def test_a_name_of_a_credential_is_recognised(name):
+    assert looks_secret(name)
+
+
+@pytest.mark.parametrize("name", TABLE["not_secret"])
+def test_an_ordinary_name_is_no_secret(name):
+    assert not looks_secret(name)

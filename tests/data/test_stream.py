@@ -1,0 +1,272 @@
+"""The stream of batches: the same bytes for any number of workers, from any starting point."""
+
+import hashlib
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+import yaml
+
+from hpcddp.config.batch import BatchPlan
+from hpcddp.config.schema import DataConfig
+from hpcddp.data.datasets import build_dataset
+from hpcddp.data.sampler import step_samples
+from hpcddp.data.stream import eval_batches, train_batches
+from hpcddp.errors import HpcddpError
+
+ROOT = Path(__file__).parents[2]
+CASES = yaml.safe_load((ROOT / "tests" / "cases" / "samples.yaml").read_text(encoding="utf-8"))
+DATA = DataConfig(name="synthetic", synthetic_samples=50, image_size=8)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class Indices:
+    """A data set whose only label is the index itself, and whose pixel is the epoch."""
+
+    def __init__(self, num_samples):
+        self.num_samples = num_samples
+
+    def __len__(self):
+        return self.num_samples
+
+    def fetch(self, samples, augment=None):
+        rows = np.asarray(samples)
+        return torch.from_numpy(rows[:, :1].astype(np.uint8)), torch.from_numpy(rows[:, 1].copy())
+
+
+def ignore_stop_signals(worker_id):
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def digest(batches, count):
+    summary = hashlib.sha256()
+    for images, labels in itertools.islice(batches, count):
+        assert images.dtype == torch.uint8
+        assert labels.dtype == torch.int64
+        summary.update(images.numpy().tobytes() + labels.numpy().tobytes())
+    return summary.hexdigest()
+
+
+def stream(plan=None, *, dataset=None, global_rank=0, seed=3, **options):
+    plan = plan or BatchPlan(24, 4, 3, 2)
+    dataset = dataset or build_dataset(DATA, "train")
+    return train_batches(dataset, plan, global_rank=global_rank, seed=seed, **options)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("augment", ["none", "crop_flip"])
+def test_every_byte_is_the_same_with_no_one_and_three_workers(augment):
+    digests = {digest(stream(workers=w, augment=augment), 40) for w in (0, 1, 3)}
+    assert len(digests) == 1
+    assert digests != {digest(stream(augment=augment, seed=4), 40)}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_starting_at_a_step_is_the_stream_from_there_on(workers):
+    whole = list(itertools.islice(stream(augment="shift"), 36))
+    for start_step in (0, 4, 9):
+        tail = stream(augment="shift", workers=workers, start_step=start_step)
+        for got, expected in zip(tail, whole[start_step * 3 :], strict=False):
+            assert torch.equal(got[0], expected[0])
+            assert torch.equal(got[1], expected[1])
+
+
+def test_three_restarts_within_one_epoch_see_each_sample_once():
+    plan, seen = BatchPlan(10, 5, 1, 2), []
+    for first, count in ((0, 2), (2, 1), (3, 4), (7, 3)):
+        for rank in range(2):
+            tail = stream(plan, dataset=Indices(100), global_rank=rank, start_step=first)
+            seen += [int(i) for _, labels in itertools.islice(tail, count) for i in labels]
+    assert sorted(seen) == list(range(100))
+
+
+@pytest.mark.parametrize(
+    "plan", [BatchPlan(24, 4, 3, 2), BatchPlan(24, 24, 1, 1), BatchPlan(24, 2, 4, 3)]
+)
+def test_all_processes_together_see_the_samples_of_each_step(plan):
+    streams = [
+        stream(plan, dataset=Indices(50), global_rank=rank, start_step=5)
+        for rank in range(plan.world_size)
+    ]
+    for step in range(5, 12):
+        labels = [next(one)[1] for _ in range(plan.accumulation_steps) for one in streams]
+        assert torch.cat(labels).tolist() == step_samples(3, step, 24, 50)[1].tolist()
+
+
+def test_the_stream_neither_reads_nor_moves_the_global_generators():
+    torch.manual_seed(1)
+    np.random.seed(1)
+    before = digest(stream(workers=1, augment="crop_flip"), 6)
+    states = torch.get_rng_state(), np.random.get_state()[1]
+    torch.manual_seed(2)
+    np.random.seed(2)
+    moved = torch.get_rng_state()
+    assert digest(stream(workers=1, augment="crop_flip"), 6) == before
+    assert torch.equal(torch.get_rng_state(), moved)
+    torch.manual_seed(1)
+    assert torch.equal(torch.get_rng_state(), states[0])
+
+
+# ---------------------------------------------------------------- evaluation
+
+
+@pytest.mark.parametrize("case", CASES["evaluation"], ids=lambda case: case["id"])
+@pytest.mark.parametrize("micro_batch", [1, 7, 64])
+def test_evaluation_counts_each_sample_once(case, micro_batch):
+    seen = [
+        labels
+        for rank in range(case["world_size"])
+        for _, labels in eval_batches(
+            Indices(case["num_samples"]),
+            global_rank=rank,
+            world_size=case["world_size"],
+            micro_batch=micro_batch,
+        )
+    ]
+    assert max(map(len, seen)) <= micro_batch
+    counts = np.bincount(torch.cat(seen).numpy(), minlength=case["num_samples"])
+    assert (counts == 1).all()
+    assert counts.sum() == case["num_samples"] < case["torch"]["total"]
+
+
+def test_processes_share_the_evaluation_evenly():
+    sizes = [
+        sum(
+            len(labels)
+            for _, labels in eval_batches(
+                Indices(103), global_rank=rank, world_size=8, micro_batch=5
+            )
+        )
+        for rank in range(8)
+    ]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_evaluation_can_be_repeated_with_the_same_workers():
+    batches = eval_batches(Indices(20), global_rank=0, world_size=1, micro_batch=8, workers=2)
+    first = [labels.tolist() for _, labels in batches]
+    workers = loader_workers()
+    second = [labels.tolist() for _, labels in batches]
+    assert first == second == [list(range(8)), list(range(8, 16)), list(range(16, 20))]
+    assert len(workers) == 2
+    assert loader_workers() == workers
+
+
+# ---------------------------------------------------------------- workers as processes
+
+
+def is_loader(child):
+    with suppress(psutil.Error):
+        return "from multiprocessing." in " ".join(child.cmdline())
+    return False
+
+
+def loader_processes():
+    """The fork server, its tracker and the workers; nothing else that this process has started."""
+    return list(filter(is_loader, psutil.Process().children(recursive=True)))
+
+
+def loader_workers():
+    return {child.pid for child in loader_processes() if child.name() == "pt_data_worker"}
+
+
+def wait_for(condition, limit_s=30):
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("worker_init", [None, ignore_stop_signals])
+def test_workers_do_not_hear_stop_signals_from_their_first_moment_on(worker_init):
+    expected = digest(stream(augment="crop_flip"), 60)
+    done, shots = threading.Event(), set()
+
+    def shoot():
+        while not done.is_set():
+            with suppress(ProcessLookupError, psutil.NoSuchProcess):
+                for child, number in itertools.product(loader_processes(), STOP_SIGNALS):
+                    os.kill(child.pid, number)
+                    shots.add(child.pid)
+            time.sleep(0.002)
+
+    shooter = threading.Thread(target=shoot)
+    shooter.start()
+    try:
+        assert (
+            digest(stream(augment="crop_flip", workers=2, worker_init=worker_init), 60) == expected
+        )
+    finally:
+        done.set()
+        shooter.join()
+    assert len(shots) >= 4
+
+
+class Broken(Indices):
+    def fetch(self, samples, augment=None):
+        raise HpcddpError("n01/2.JPEG cannot be decoded")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_while_reading_keeps_its_kind_and_words(workers):
+    with pytest.raises(HpcddpError, match=r"n01/2\.JPEG cannot be decoded"):
+        next(stream(dataset=Broken(5), workers=workers))
+
+
+def test_workers_end_with_their_stream():
+    batches = stream(workers=2, worker_init=ignore_stop_signals)
+    next(batches)
+    assert len(loader_workers()) == 2
+    del batches
+    wait_for(lambda: not loader_workers())
+
+
+PROGRAM = """
+    import builtins, os, signal, sys, psutil
+    sys.path.insert(0, {tests!r})
+    from test_stream import ignore_stop_signals, stream
+
+    if __name__ == "__main__":
+        batches = stream(workers=2, worker_init=ignore_stop_signals)
+        next(batches)
+        builtins.kept_for_ever = batches
+        print(*(child.pid for child in psutil.Process().children(recursive=True)), flush=True)
+        {ending}
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [
+        ("sys.exit(75)", 75),
+        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+    ],
+)
+def test_however_a_process_ends_its_workers_end_too(tmp_path, ending, code):
+    program = tmp_path / "program.py"
+    program.write_text(
+        textwrap.dedent(PROGRAM.format(tests=str(Path(__file__).parent), ending=ending))
+    )
+    ended = subprocess.run(
+        [sys.executable, program],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == code, ended.stderr
+    children = [int(pid) for pid in ended.stdout.split()]
+    assert len(children) >= 3
+    wait_for(lambda: not any(map(psutil.pid_exists, children)))

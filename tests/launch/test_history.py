@@ -1,0 +1,85 @@
+"""Files are read piece by piece: nothing twice, nothing torn, nothing lost."""
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcddp.launch.history import FileTail, RunHistory, since_submission
+from hpcddp.run_dir import RunDir
+
+
+def append(path, data):
+    with path.open("ab") as file:
+        file.write(data)
+
+
+def test_a_tail_yields_each_line_once_and_only_whole(tmp_path):
+    path = tmp_path / "log"
+    tail = FileTail(path)
+    assert tail.lines() == []
+    append(path, b"one\ntw")
+    assert tail.lines() == [b"one"]
+    assert tail.lines() == []
+    append(path, b"o\nthree")
+    assert tail.lines() == [b"two"]
+    assert (tail.rest(), tail.rest()) == (b"three", b"")
+
+
+def test_a_file_that_was_begun_again_is_read_from_its_start(tmp_path):
+    path = tmp_path / "log"
+    append(path, b"a long first life\n")
+    tail = FileTail(path)
+    tail.lines()
+    path.write_bytes(b"new\n")
+    assert tail.lines() == [b"new"]
+
+
+def test_a_tail_can_begin_near_the_end(tmp_path):
+    path = tmp_path / "log"
+    append(path, b"first\nsecond\nthird\n")
+    assert FileTail(path, last_bytes=9).lines() == [b"nd", b"third"]
+    assert FileTail(path, last_bytes=1000).lines() == [b"first", b"second", b"third"]
+
+
+@given(st.lists(st.binary(max_size=12), max_size=12))
+def test_however_a_file_grows_its_lines_are_the_same(tmp_path_factory, pieces):
+    path = tmp_path_factory.mktemp("tail") / "log"
+    tail, lines = FileTail(path), []
+    for piece in pieces:
+        append(path, piece)
+        lines += tail.lines()
+    assert [*lines, tail.rest()] == b"".join(pieces).split(b"\n")
+
+
+def test_a_history_tells_what_is_new(tmp_path):
+    run_dir = RunDir(tmp_path)
+    history = RunHistory(run_dir)
+    assert history.refresh() == []
+    run_dir.append_event("submitted", job_id="1")
+    append(run_dir.metrics, json.dumps({"step": 1, "loss": 2.0}).encode() + b"\n")
+    append(run_dir.metrics, json.dumps({"step": 1, "accuracy": 0.5}).encode() + b"\n")
+    news = history.refresh()
+    assert [record.get("event", record.get("step")) for record in news] == ["submitted", 1, 1]
+    assert history.refresh() == []
+    assert (history.train["loss"], history.evaluation["accuracy"]) == (2.0, 0.5)
+    assert history.submission["job_id"] == "1"
+    assert history.last_write_time > 0
+
+
+def record(kind, job_id=None):
+    return {"event": kind, **({"job_id": job_id} if job_id else {})}
+
+
+def test_a_submission_owns_what_its_job_wrote_before_it_was_recorded():
+    first = [record("submitted", "1"), record("started", "1"), record("failed")]
+    second = [record("started", "2"), record("submitted", "2"), record("checkpoint")]
+    assert since_submission(first + second) == second
+    assert since_submission(first) == first
+    assert since_submission([record("failed")]) == [record("failed")]
+    assert since_submission([]) == []
+
+
+def test_a_job_that_records_its_submission_again_at_each_start_keeps_its_events():
+    again = [record("submitted", "1"), record("started", "1"), record("submitted", "1")]
+    assert since_submission(again) == again[1:]

@@ -1,0 +1,194 @@
+"""The state of a run follows from all evidence; and the figures that stand beside it."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hpcddp.errors import HpcddpError
+from hpcddp.launch.history import read_history
+from hpcddp.launch.scheduler import JobInfo
+from hpcddp.launch.state import Evidence, decide_state, exit_words, is_settled
+from hpcddp.launch.status import RunStatus, find_run, list_runs, run_status
+from hpcddp.run_dir import RunDir
+
+CASES = yaml.safe_load(
+    (Path(__file__).parents[1] / "cases" / "run_states.yaml").read_text(encoding="utf-8")
+)
+STATES = "pending, running, stopping, requeued, finished, failed, cancelled, unknown"
+
+
+def event(place, text):
+    kind, *fields = text.split()
+    record = {"event": kind, "time": 1000.0 + place, "host": "gpu-01"}
+    if kind == "submitted":
+        record |= {"job_id": "38", "launcher": "slurm"}
+    for key, value in (field.split("=", 1) for field in fields):
+        record[key] = int(value) if value.isdigit() and key != "job_id" else value
+    return record
+
+
+def make_run(root, *events, metrics=(), name="demo"):
+    """A run directory with these events (texts as in run_states.yaml) and metrics records."""
+    run_dir = RunDir(Path(root) / name)
+    run_dir.path.mkdir(parents=True)
+    records = [event(place, text) for place, text in enumerate(events)]
+    run_dir.events.write_text("".join(json.dumps(record) + "\n" for record in records))
+    if metrics:
+        run_dir.metrics.write_text("".join(json.dumps(record) + "\n" for record in metrics))
+    return run_dir
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case["name"]) for case in CASES])
+def test_the_state_follows_from_events_and_scheduler(case, tmp_path):
+    history = read_history(make_run(tmp_path, *case["events"]))
+    job = JobInfo("38", **case["job"]) if "job" in case else None
+    wrote = case.get("wrote", 1900)
+    seen = Evidence(history.run_dir, history.current, job, now=2000, last_write_time=wrote)
+    state, reason = decide_state(seen)
+    assert state == case["state"]
+    for part in case["reason"]:
+        assert part in reason
+        assert part or not reason
+
+
+def test_the_cases_cover_every_state():
+    assert {case["state"] for case in CASES} == set(STATES.split(", "))
+
+
+@pytest.mark.parametrize(
+    ("events", "settled"),
+    [
+        (["submitted", "started", "finished", "checkpoint"], True),
+        (["submitted", "started", "failed exit_code=1"], True),
+        (["submitted", "started", "failed error=x exit_code=1"], False),
+        (["submitted", "failed exit_code=1", "submitted"], False),
+        (["submitted", "failed exit_code=1", "requeued"], False),
+        (["submitted", "started", "cancelled"], True),
+        (["submitted", "cancelled time=1990"], False),
+        (["submitted", "started", "stopped"], False),
+        ([], False),
+    ],
+)
+def test_slurm_is_not_asked_about_runs_whose_events_tell_their_end(events, settled):
+    assert is_settled([event(*pair) for pair in enumerate(events)], now=2000) is settled
+
+
+def status(run_dir, job=None, now=2000.0):
+    return run_status(run_dir, job, now)
+
+
+def test_figures_come_from_the_newest_records(tmp_path):
+    metrics = [
+        {"step": 10, "epoch": 0.5, "loss": 2.0, "images_per_s": 100.0},
+        {"step": 20, "epoch": 1.0, "accuracy": 0.9, "eval_loss": 0.3, "samples": 10},
+        {"step": 20, "epoch": 1.0, "loss": 1.5, "images_per_s": 120.0},
+    ]
+    run_dir = make_run(
+        tmp_path, "submitted cluster=generic", "started attempt=0 max_steps=40", metrics=metrics
+    )
+    found = status(run_dir, JobInfo("38", "RUNNING", nodes="gpu-[01-02]"))
+    assert (found.step, found.max_steps, found.epoch, found.loss) == (20, 40, 1.0, 1.5)
+    assert (found.images_per_s, found.accuracy, found.attempt) == (120.0, 0.9, 0)
+    assert (found.run, found.job_id, found.cluster, found.nodes) == (
+        "demo", "38", "generic", "gpu-[01-02]",
+    )  # fmt: skip
+    assert (found.started_time, found.ended_time, found.run_dir) == (1001, None, str(run_dir.path))
+
+
+def test_a_finished_run_tells_its_last_step_accuracy_and_end(tmp_path):
+    run_dir = make_run(tmp_path, "submitted", "started", "finished step=40")
+    with run_dir.events.open("a") as file:
+        file.write('{"event": "finished", "time": 1500, "step": 40, "accuracy": 0.975}\n')
+    found = status(run_dir)
+    assert (found.step, found.accuracy, found.exit_code) == (40, 0.975, 0)
+    assert found.ended_time == 1500
+
+
+def test_a_resumed_attempt_counts_from_its_checkpoint_until_it_reports(tmp_path):
+    events = ["submitted", "started attempt=0", "started attempt=1", "resumed attempt=1 step=20"]
+    run_dir = make_run(tmp_path, *events, metrics=[{"step": 27, "loss": 1.0}])
+    os.utime(run_dir.metrics, (1001.5, 1001.5))  # written by attempt 0
+    assert (status(run_dir).step, status(run_dir).attempt) == (20, 1)
+    os.utime(run_dir.metrics, (1500, 1500))  # written by attempt 1
+    assert status(run_dir).step == 27
+    run_dir.metrics.write_text('{"step": 27, "loss": 1.0, "time": 1001.5}\n')
+    assert status(run_dir).step == 20
+
+
+def test_torn_and_foreign_lines_are_passed_over(tmp_path):
+    run_dir = make_run(tmp_path, "submitted", "started", metrics=[{"step": 3, "loss": 1.0}])
+    for path in (run_dir.events, run_dir.metrics):
+        with path.open("ab") as file:
+            file.write(b'\xff\xfe\n[1]\n"x"\n{"step": 99, "event": "fini')
+    found = status(run_dir, JobInfo("38", "RUNNING"))
+    assert (found.state, found.step) == ("running", 3)
+
+
+def test_only_the_end_of_a_long_metrics_file_is_read(tmp_path):
+    long = [{"step": step, "loss": 1.0, "padding": "x" * 200} for step in range(5000)]
+    run_dir = make_run(tmp_path, "submitted", "started", metrics=long)
+    assert status(run_dir).step == 4999
+    history = read_history(run_dir)
+    assert history.train["step"] == 4999
+    assert history._metrics._offset == run_dir.metrics.stat().st_size
+
+
+def test_slurms_estimate_is_told_only_while_the_run_waits(tmp_path):
+    run_dir = make_run(tmp_path, "submitted")
+    assert status(run_dir, JobInfo("38", "PENDING", start_time=3000)).expected_start_time == 3000
+    assert status(run_dir, JobInfo("38", "RUNNING", start_time=3000)).expected_start_time is None
+
+
+@pytest.mark.parametrize(
+    ("events", "job", "code"),
+    [
+        (["submitted", "finished"], None, 0),
+        (["submitted", "failed exit_code=3"], None, 3),
+        (["submitted", "failed exit_code=75 reason=x"], None, 75),
+        (["submitted", "started", "stopped"], JobInfo("38", "COMPLETED", exit_code=0), 1),
+        (["submitted"], JobInfo("38", "FAILED", exit_code=127), 127),
+        (["submitted", "cancelled"], None, 1),
+        (["submitted"], JobInfo("38", forgotten=True), 1),
+    ],
+)
+def test_who_waits_for_a_run_exits_with_its_code(tmp_path, events, job, code):
+    assert status(make_run(tmp_path, *events), job).run_exit_code == code
+
+
+def test_the_contract_of_the_first_fields_holds():
+    needed = "run, state, step, max_steps, epoch, images_per_s, attempt, job_id, reason, run_dir"
+    assert set(needed.split(", ")) <= set(RunStatus.__dataclass_fields__)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(0, "exit code 0"), (137, "exit code 137 (SIGKILL)"), (None, "exit code not known"),
+     (200, "exit code 200"), (253, "exit code 253")],
+)  # fmt: skip
+def test_exit_codes_read_as_words(code, words):
+    assert exit_words(code) == words
+
+
+def test_runs_are_the_folders_with_a_configuration_or_events(tmp_path):
+    make_run(tmp_path, "submitted", name="b")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "config.yaml").touch()
+    (tmp_path / "not-a-run").mkdir()
+    (tmp_path / "file").touch()
+    assert [run_dir.name for run_dir in list_runs(tmp_path)] == ["a", "b"]
+    assert list_runs(tmp_path / "missing") == []
+
+
+def test_an_unknown_run_is_answered_with_the_nearest_names_and_the_folder(tmp_path):
+    for name in ("resnet-a", "resnet-b", "other"):
+        make_run(tmp_path, "submitted", name=name)
+    assert find_run(tmp_path, "other").name == "other"
+    with pytest.raises(HpcddpError) as caught:
+        find_run(tmp_path, "resnet-c")
+    assert caught.value.code == "unknown_run"
+    assert all(word in caught.value.message for word in ("`resnet-a`", "`resnet-b`", str(tmp_path)))
+    with pytest.raises(HpcddpError):
+        find_run(tmp_path, "../" + tmp_path.name)

@@ -1,0 +1,124 @@
+"""A supervisor is one process on one host, not whatever has its number now."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from hpcddp.errors import HpcddpError
+from hpcddp.launch.supervisor import (
+    read_supervisor,
+    record_supervisor,
+    stop_supervisor,
+    supervisor_alive,
+)
+from hpcddp.run_dir import RunDir
+
+# A supervisor with a child in its group and one that has left it; both ignore SIGTERM on demand,
+# as what it starts then does: an ignored signal stays ignored in a child.
+SUPERVISOR = """
+import signal, subprocess, sys
+from pathlib import Path
+from hpcddp.launch.supervisor import record_supervisor
+from hpcddp.run_dir import RunDir
+if sys.argv[2] == "stubborn":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+children = [subprocess.Popen(["sleep", "60"], start_new_session=left) for left in (False, True)]
+record_supervisor(RunDir(Path(sys.argv[1])))
+print(*(child.pid for child in children), flush=True)
+children[0].wait()
+"""
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    return RunDir(tmp_path)
+
+
+@pytest.fixture
+def start(run_dir):
+    """Start a supervisor in a session of its own; returns it and its children's processes."""
+    started = []
+
+    def start(manner):
+        words = [sys.executable, "-c", SUPERVISOR, str(run_dir.path), manner]
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        children = [psutil.Process(int(pid)) for pid in process.stdout.readline().split()]
+        started.extend([process, *children])
+        return process, children
+
+    yield start
+    for process in started:
+        if isinstance(process, subprocess.Popen) or process.is_running():
+            process.kill()
+        process.wait()
+
+
+def has_ended(process):
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def test_the_record_says_who_where_and_since_when(run_dir):
+    record_supervisor(run_dir)
+    record = read_supervisor(run_dir)
+    assert (record["pid"], record["host"]) == (os.getpid(), socket.gethostname())
+    assert record["create_time"] == psutil.Process().create_time()
+    assert supervisor_alive(run_dir) is True
+
+
+def test_no_record_and_a_torn_one_are_no_supervisor(run_dir):
+    assert (read_supervisor(run_dir), supervisor_alive(run_dir)) == (None, False)
+    (run_dir.path / "supervisor.json").write_text('{"pid": 1')
+    assert (read_supervisor(run_dir), supervisor_alive(run_dir)) == (None, False)
+
+
+def test_another_process_with_the_same_number_is_not_the_supervisor(run_dir):
+    record_supervisor(run_dir)
+    record = read_supervisor(run_dir)
+    record["create_time"] -= 3600
+    (run_dir.path / "supervisor.json").write_text(json.dumps(record))
+    assert supervisor_alive(run_dir) is False
+    assert stop_supervisor(run_dir) is False
+
+
+def test_another_host_cannot_be_asked_nor_stopped(run_dir):
+    record = {"pid": os.getpid(), "create_time": 0, "host": "elsewhere"}
+    (run_dir.path / "supervisor.json").write_text(json.dumps(record))
+    assert supervisor_alive(run_dir) is None
+    with pytest.raises(HpcddpError, match="Cancel it there"):
+        stop_supervisor(run_dir)
+
+
+def test_a_supervisor_that_ended_and_was_not_reaped_is_not_alive(run_dir, start):
+    process, _ = start("polite")
+    assert supervisor_alive(run_dir) is True
+    process.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while supervisor_alive(run_dir) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert supervisor_alive(run_dir) is False
+    assert process.returncode is None  # a zombie until we wait for it
+
+
+@pytest.mark.parametrize(("manner", "grace_s"), [("polite", 30.0), ("stubborn", 0.3)])
+def test_stopping_ends_the_supervisor_and_all_that_it_started(run_dir, start, manner, grace_s):
+    _, children = start(manner)
+    children[1].send_signal(signal.SIGTERM)  # what left the group gets no signal from us at first
+    began = time.monotonic()
+    assert stop_supervisor(run_dir, grace_s=grace_s) is True
+    assert time.monotonic() - began < 10
+    assert all(has_ended(child) for child in children)
+    assert supervisor_alive(run_dir) is False
+    assert stop_supervisor(run_dir) is False
+
+
+def test_what_has_left_the_group_is_killed_after_the_grace_time(run_dir, start):
+    _, children = start("polite")
+    assert stop_supervisor(run_dir, grace_s=0.3) is True
+    assert all(has_ended(child) for child in children)
