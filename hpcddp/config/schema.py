@@ -168,6 +168,13 @@ _NOT_NEGATIVE = (
     "requeue.max_failures",
     "requeue.max_without_progress",
 )
+_ABOVE_ZERO = (
+    "train.max_epochs",
+    "train.eval_every_epochs",
+    "train.max_grad_norm",
+    "optim.lr_step_epochs",
+    "optim.lr_gamma",
+)
 
 
 def value_at(config: RunConfig, key: str) -> Any:  # noqa: ANN401
@@ -188,6 +195,10 @@ def check(config: RunConfig) -> None:
             value = value_at(config, key)
             if value is not None and value < least:
                 raise ConfigError(f"{key}={value}: must be at least {least}.")
+    for key in _ABOVE_ZERO:
+        value = value_at(config, key)
+        if value is not None and value <= 0:
+            raise ConfigError(f"{key}={value}: must be above 0.")
     if not config.command:
         _check_length(config.train)
 
@@ -195,5 +206,3 @@ def check(config: RunConfig) -> None:
 def _check_length(train: TrainConfig) -> None:
     if train.max_steps is None and train.max_epochs is None:
         raise ConfigError("train.max_steps and train.max_epochs are both unset: set one of them.")
-    if train.max_epochs is not None and train.max_epochs <= 0:
-        raise ConfigError(f"train.max_epochs={train.max_epochs}: must be above 0.")

@@ -10,7 +10,9 @@ import traceback
 from collections.abc import Mapping
 from typing import NoReturn
 
+from hpcddp.cluster.devices import DEVICE_VARIABLE
 from hpcddp.cluster.layout import layout_from_environ
+from hpcddp.cluster.ports import ephemeral_range
 from hpcddp.config.layout import EXIT_FAILED, EXIT_USAGE, ProcessLayout
 from hpcddp.config.schema import RunConfig
 from hpcddp.config.write import read_config
@@ -31,8 +33,8 @@ def run_job(run_dir: RunDir, environ: Mapping[str, str]) -> NoReturn:
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO, stream=sys.stdout)
     layout: ProcessLayout | None = None
     try:
-        layout = layout_from_environ(environ)
         config = read_config(run_dir)
+        layout = find_layout(config, environ)
         code = _work(config, layout, run_dir, stop_flag)
     except HpcddpError as error:
         print(f"Error: {error.message}", file=sys.stderr)
@@ -43,6 +45,13 @@ def run_job(run_dir: RunDir, environ: Mapping[str, str]) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def find_layout(config: RunConfig, environ: Mapping[str, str]) -> ProcessLayout:
+    """The place of this process; a device asked for in the configuration decides over a guess."""
+    if config.train.device != "auto":
+        environ = {**environ, DEVICE_VARIABLE: config.train.device}
+    return layout_from_environ(environ, ephemeral=ephemeral_range())
 
 
 def _work(

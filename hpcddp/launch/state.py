@@ -211,11 +211,18 @@ def _failure(seen: Evidence, job: JobInfo | None) -> str:
     if process is not None:
         parts.append(f"{_place(process)}{process['error']}")
     if batch is not None and not is_rank_failure(batch):
-        parts.append(str(batch.get("reason") or exit_words(batch.get("exit_code"))))
+        parts.append(batch_words(batch))
     if not any(parts) and job is not None:
         reason = f" ({job.reason})" if job.reason else ""
         parts.append(f"its job is {job.state}{reason}, {exit_words(job.exit_code)}")
     return "; ".join([*filter(None, parts), f"see {failure_log(seen.run_dir, seen.events)}"])
+
+
+def batch_words(failure: Record) -> str:
+    """What the batch script's last act wrote; a signal that hides in an exit code is named."""
+    code = failure.get("exit_code")
+    reason = str(failure.get("reason") or f"exit code {code}")
+    return exit_words(code) if reason == f"exit code {code}" else reason
 
 
 def _place(failure: Record) -> str:

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Callable, Sequence
 
 from hpcddp.launch.history import Record
-from hpcddp.launch.state import clock_text, exit_words
+from hpcddp.launch.state import batch_words, clock_text, exit_words
 from hpcddp.launch.status import RunStatus
 
 
@@ -136,7 +136,7 @@ def _checkpoint_failed(event: Record) -> str:
 
 def _failed(event: Record) -> str:
     if "error" not in event:
-        return f"failed: {event.get('reason') or exit_words(event.get('exit_code'))}"
+        return f"failed: {batch_words(event)}"
     place = f"rank {event['global_rank']} on " if "global_rank" in event else ""
     return f"failed: {place}{event.get('host')}: {event['error']}"
 

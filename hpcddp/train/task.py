@@ -10,7 +10,7 @@ from typing import Any
 
 from hpcddp.config.batch import BatchPlan, plan_batches
 from hpcddp.config.layout import ProcessLayout
-from hpcddp.config.schema import RunConfig
+from hpcddp.config.schema import RunConfig, value_at
 from hpcddp.data.datasets import Dataset, build_dataset
 from hpcddp.data.sampler import num_steps, step_epoch
 from hpcddp.train.schedule import LrSchedule, build_schedule
@@ -99,10 +99,4 @@ def _total_steps(config: RunConfig, num_samples: int) -> int:
 
 def identity_of(config: RunConfig, run_name: str) -> Mapping[str, Any]:
     """What makes a checkpoint one of this run; kept in its manifest."""
-    values = {key: _value_at(config, key) for key in IDENTITY_KEYS}
-    return {"run": run_name, **values}
-
-
-def _value_at(config: RunConfig, key: str) -> Any:  # noqa: ANN401
-    section, name = key.split(".")
-    return getattr(getattr(config, section), name)
+    return {"run": run_name, **{key: value_at(config, key) for key in IDENTITY_KEYS}}
