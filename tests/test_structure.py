@@ -1,6 +1,7 @@
 """Rules of the code base that no reviewer has to remember."""
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -66,6 +67,30 @@ def test_verbs_of_the_login_node_do_not_load_torch(verb):
         "sys.exit(any(name in sys.modules for name in ('torch', 'torchvision', 'numpy')))"
     )
     assert subprocess.run([sys.executable, "-c", probe], cwd=ROOT).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["submit", "--dry-run", "--cluster", "local"],
+        ["render", "--cluster", "generic"],
+        ["status"],
+        ["env", "--json"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_no_torch_is_loaded_by_the_time_a_verb_has_done_its_work(words, tmp_path):
+    probe = (
+        "import sys; from hpcddp.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        "assert not {'torch', 'torchvision'} & set(sys.modules)"
+    )
+    environ = {**os.environ, "HPCDDP_RUNS_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", probe, *words], cwd=ROOT, env=environ, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -9,11 +9,11 @@ import multiprocessing
 import os
 import signal
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import connection, context, forkserver, resource_tracker
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch.utils.data
@@ -38,8 +38,7 @@ class WorkerBatches:
         worker_init: WorkerInit | None,
         pin_memory: bool,
     ) -> None:
-        self._iterator: Iterator[Any] | None = None
-        self._loader: Iterable[Any] = torch.utils.data.DataLoader(
+        self._loader = torch.utils.data.DataLoader(
             fetch,
             batch_size=None,  # an item is a batch already
             sampler=order,
@@ -54,24 +53,21 @@ class WorkerBatches:
         )
 
     def __iter__(self) -> Iterator[Any]:
-        is_first = self._iterator is None
-        self._iterator = iter(self._loader)
-        if is_first:
-            # Leaving the interpreter with workers alive would send them SIGTERM, which they do not
-            # hear, and wait for ever. What is registered last runs first: before torch's own exit
-            # functions, the last of which came with the line above.
-            atexit.register(_close, weakref.ref(self))
-        while (batch := next(self._iterator, None)) is not None:
-            yield batch
-
-    def close(self) -> None:
-        """End the workers; an iteration that is under way ends too."""
-        self._loader, self._iterator = (), iter(())
+        others = set(multiprocessing.active_children())
+        iterator = iter(self._loader)  # starts the workers the first time
+        atexit.register(_kill, set(multiprocessing.active_children()) - others)
+        yield from iterator
 
 
-def _close(reference: weakref.ReferenceType[WorkerBatches]) -> None:
-    if (batches := reference()) is not None:
-        batches.close()
+def _kill(workers: set[BaseProcess]) -> None:
+    """End the workers that outlived everything that could have ended them in order.
+
+    At its exit Python sends SIGTERM, which they do not hear, and then waits for them for ever. What
+    is registered last runs first: before torch's own exit functions, which would wait, too.
+    """
+    for worker in workers:
+        if worker.is_alive():
+            worker.kill()
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,22 +32,29 @@ def build_display(out: TextIO) -> Display:
 
 
 class LineDisplay:
-    """One line for each record, and one for each change of state or reason."""
+    """One line for each record, and one for each reason that no event has told."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
         self._shown = ("", "")
+        self._told = ""  # the newest event but for checkpoints, as it was shown
 
     def record(self, record: Record, status: RunStatus) -> None:
-        is_event = "event" in record
-        self.line(event_line(record) if is_event else metrics_line(record, status.max_steps))
+        if "event" not in record:
+            self.line(metrics_line(record, status.max_steps))
+            return
+        line = event_line(record)
+        self.line(line)
+        if record["event"] != "checkpoint":
+            self._told = line
 
     def status(self, status: RunStatus) -> None:
         shown = (status.state, status.reason)
         if shown == self._shown or status.has_ended:
             return
         self._shown = shown
-        self.line(": ".join(filter(None, (status.state, reason_text(status)))))
+        if status.reason and status.reason not in self._told:
+            self.line(f"{status.state}: {reason_text(status)}")
 
     def line(self, text: str) -> None:
         print(text, file=self._out, flush=True)

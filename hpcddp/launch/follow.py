@@ -7,9 +7,9 @@ from typing import TextIO
 
 from hpcddp.config.layout import EXIT_INTERRUPTED
 from hpcddp.launch.display import Display, build_display
+from hpcddp.launch.failure import failure_log
 from hpcddp.launch.history import RunHistory, is_submission, read_history
 from hpcddp.launch.observer import Observer
-from hpcddp.launch.state import failure_log
 from hpcddp.launch.status import RunStatus
 from hpcddp.launch.words import command_line, outcome_line
 from hpcddp.run_dir import RunDir

@@ -4,11 +4,11 @@ Evidence are the run's own events since its newest submission and what the sched
 job, if it says anything. A run that wrote `finished` or `cancelled` is believed.
 """
 
-import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hpcddp.launch.failure import exit_words, failure_log, failure_words, is_rank_failure
 from hpcddp.launch.history import Record
 from hpcddp.launch.scheduler import JobInfo
 from hpcddp.run_dir import RunDir
@@ -83,11 +83,6 @@ def is_settled(events: Sequence[Record], now: float) -> bool:
 
 def is_finish(event: Record) -> bool:
     return event["event"] == "finished"
-
-
-def is_rank_failure(event: Record) -> bool:
-    """True for the `failed` event of one process, which its batch script may still survive."""
-    return event["event"] == "failed" and "error" in event
 
 
 def decide_state(seen: Evidence) -> tuple[str, str]:
@@ -185,59 +180,13 @@ def _why_it_stops(seen: Evidence) -> str:
     return str(event.get("reason", ""))
 
 
-def first_failure(events: Sequence[Record]) -> Record | None:
-    """The event of the process that failed first in the newest attempt."""
-    failures: list[Record] = []
-    for event in events:
-        if event["event"] == "requeued":
-            failures = []
-        elif is_rank_failure(event):
-            failures.append(event)
-    return min(failures, key=lambda event: event.get("time", 0.0), default=None)
-
-
-def failure_log(run_dir: RunDir, events: Sequence[Record]) -> str:
-    """The log to read after a failure: the failing process's own, else the batch script's."""
-    failure = first_failure(events) or {}
-    if "global_rank" in failure and "attempt" in failure:
-        return str(run_dir.rank_log(failure["attempt"], failure["global_rank"]))
-    return str(run_dir.batch_log)
-
-
 def _failure(seen: Evidence, job: JobInfo | None) -> str:
-    """Why the run failed: Slurm's word, then the first failing process or the batch script."""
-    parts = [_ENDED.get(job.state, "") if job else ""]
-    process, batch = first_failure(seen.events), seen.last("failed")
-    if process is not None:
-        parts.append(f"{_place(process)}{process['error']}")
-    if batch is not None and not is_rank_failure(batch):
-        parts.append(batch_words(batch))
+    """Why the run failed: Slurm's word, then what its events say, then where to read on."""
+    parts = [_ENDED.get(job.state, "") if job else "", *failure_words(seen.events)]
     if not any(parts) and job is not None:
         reason = f" ({job.reason})" if job.reason else ""
         parts.append(f"its job is {job.state}{reason}, {exit_words(job.exit_code)}")
     return "; ".join([*filter(None, parts), f"see {failure_log(seen.run_dir, seen.events)}"])
-
-
-def batch_words(failure: Record) -> str:
-    """What the batch script's last act wrote; a signal that hides in an exit code is named."""
-    code = failure.get("exit_code")
-    reason = str(failure.get("reason") or f"exit code {code}")
-    return exit_words(code) if reason == f"exit code {code}" else reason
-
-
-def _place(failure: Record) -> str:
-    if "global_rank" not in failure:
-        return f"on {failure.get('host', 'some host')}: "
-    return f"rank {failure['global_rank']} on {failure.get('host', 'some host')}: "
-
-
-def exit_words(code: int | None) -> str:
-    """An exit code in words: `exit code 137 (SIGKILL)`."""
-    if code is None:
-        return "exit code not known"
-    if code > 128 and code - 128 in set(signal.Signals):
-        return f"exit code {code} ({signal.Signals(code - 128).name})"
-    return f"exit code {code}"
 
 
 def clock_text(unix_time: float) -> str:

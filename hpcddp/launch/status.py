@@ -70,7 +70,7 @@ def status_of(history: RunHistory, job: JobInfo | None, now: float) -> RunStatus
     events, submission, train = history.current, history.submission, history.train
     seen = Evidence(history.run_dir, events, job, now, history.last_write_time)
     state, reason = decide_state(seen)
-    has_ended, is_waiting = state in ENDED_STATES, state in ("pending", "requeued")
+    has_ended = state in ENDED_STATES
     started, finished = seen.last("started") or {}, seen.last("finished") or {}
     return RunStatus(
         run=history.run_dir.name,
@@ -92,7 +92,7 @@ def status_of(history: RunHistory, job: JobInfo | None, now: float) -> RunStatus
         submitted_time=submission.get("time"),
         started_time=started.get("time"),
         ended_time=_end_time(events, job) if has_ended else None,
-        expected_start_time=job.start_time if job and is_waiting else None,
+        expected_start_time=job.start_time if job and job.state == "PENDING" else None,
     )
 
 

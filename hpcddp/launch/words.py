@@ -3,8 +3,9 @@
 import shlex
 from collections.abc import Callable, Sequence
 
+from hpcddp.launch.failure import batch_words, exit_words, is_rank_failure, rank_words
 from hpcddp.launch.history import Record
-from hpcddp.launch.state import batch_words, clock_text, exit_words
+from hpcddp.launch.state import clock_text
 from hpcddp.launch.status import RunStatus
 
 
@@ -135,10 +136,7 @@ def _checkpoint_failed(event: Record) -> str:
 
 
 def _failed(event: Record) -> str:
-    if "error" not in event:
-        return f"failed: {batch_words(event)}"
-    place = f"rank {event['global_rank']} on " if "global_rank" in event else ""
-    return f"failed: {place}{event.get('host')}: {event['error']}"
+    return f"failed: {rank_words(event) if is_rank_failure(event) else batch_words(event)}"
 
 
 _EVENT_LINES: dict[str, Callable[[Record], str]] = {

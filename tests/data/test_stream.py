@@ -1,5 +1,6 @@
 """The stream of batches: the same bytes for any number of workers, from any starting point."""
 
+import gc
 import hashlib
 import itertools
 import os
@@ -57,6 +58,13 @@ def digest(batches, count):
         assert labels.dtype == torch.int64
         summary.update(images.numpy().tobytes() + labels.numpy().tobytes())
     return summary.hexdigest()
+
+
+@pytest.fixture(autouse=True)
+def no_worker_survives_its_test():
+    yield
+    gc.collect()  # an exception may still hold the loader
+    wait_for(lambda: not loader_workers())
 
 
 def stream(plan=None, *, dataset=None, global_rank=0, seed=3, **options):
@@ -236,12 +244,16 @@ def test_workers_end_with_their_stream():
 PROGRAM = """
     import builtins, os, signal, sys, psutil
     sys.path.insert(0, {tests!r})
-    from test_stream import ignore_stop_signals, stream
+    from test_stream import Broken, HpcddpError, ignore_stop_signals, stream
 
     if __name__ == "__main__":
         batches = stream(workers=2, worker_init=ignore_stop_signals)
         next(batches)
         builtins.kept_for_ever = batches
+        try:
+            next(stream(dataset=Broken(5), workers=1, worker_init=ignore_stop_signals))
+        except HpcddpError as error:
+            builtins.kept_too = error  # and with it, in its traceback, the loader
         print(*(child.pid for child in psutil.Process().children(recursive=True)), flush=True)
         {ending}
 """
@@ -268,5 +280,5 @@ def test_however_a_process_ends_its_workers_end_too(tmp_path, ending, code):
     )
     assert ended.returncode == code, ended.stderr
     children = [int(pid) for pid in ended.stdout.split()]
-    assert len(children) >= 3
+    assert len(children) >= 5
     wait_for(lambda: not any(map(psutil.pid_exists, children)))

@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -68,6 +69,7 @@ def test_records_are_shown_as_they_come_through_a_requeue(run_dir):
         started(run_dir)
         append_json_line(run_dir.metrics, TRAIN)
         run_dir.append_event("stopped", attempt=0, step=12)
+        time.sleep(5 * POLL_S)
         run_dir.append_event("requeued", attempt=0, reason="preempted")
         started(run_dir, attempt=1)
         run_dir.append_event("resumed", attempt=1, step=12)
@@ -83,6 +85,7 @@ def test_records_are_shown_as_they_come_through_a_requeue(run_dir):
         "attempt 0 started", "stopped at step 12", "requeued: preempted", "attempt 1 started",
         "resumed from the checkpoint of step 12", "step 20/20", "Run demo finished",
     )  # fmt: skip
+    assert text.count("stopped at step 12") == 1  # once as an event, not again as a reason
     places = [text.index(words) for words in order]
     assert places == sorted(places)
 

@@ -8,9 +8,10 @@ import pytest
 import yaml
 
 from hpcddp.errors import HpcddpError
+from hpcddp.launch.failure import exit_words
 from hpcddp.launch.history import read_history
 from hpcddp.launch.scheduler import JobInfo
-from hpcddp.launch.state import Evidence, decide_state, exit_words, is_settled
+from hpcddp.launch.state import Evidence, decide_state, is_settled
 from hpcddp.launch.status import RunStatus, find_run, list_runs, run_status
 from hpcddp.run_dir import RunDir
 
@@ -27,6 +28,8 @@ def event(place, text):
         record |= {"job_id": "38", "launcher": "slurm"}
     for key, value in (field.split("=", 1) for field in fields):
         record[key] = int(value) if value.isdigit() and key != "job_id" else value
+        if key in ("error", "reason"):
+            record[key] = value.replace("_", " ")
     return record
 
 

@@ -3,30 +3,42 @@
 They come from a fork server that has torch loaded, so one more costs milliseconds.
 """
 
-import dataclasses
-import faulthandler
 import multiprocessing
 import os
 import socket
-import sys
 import time
 import traceback
+from dataclasses import dataclass
 from multiprocessing import connection
 from pathlib import Path
 
 from hpcddp.config.layout import ProcessLayout
-from hpcddp.config.schema import (
-    CheckpointConfig,
-    DataConfig,
-    LogConfig,
-    OptimConfig,
-    RunConfig,
-    TrainConfig,
-)
+from hpcddp.config.load import Layer, command_line_layer, resolve
+from hpcddp.run_dir import RunDir, read_json_lines
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["hpcddp.train.loop"])
 DEADLINE_S = 120
+
+BASE = {
+    "train": {
+        "model": "shufflenet_v2_x0_5",  # 0.35 M parameters, with batch norm
+        "global_batch": 12,
+        "max_steps": 4,
+        "eval_every_epochs": None,
+        "device": "cpu",
+        "rendezvous_timeout_s": 60,
+    },
+    "data": {"name": "synthetic", "synthetic_samples": 60, "image_size": 32},
+    "optim": {"lr": 0.05},
+    "checkpoint": {"every_steps": 1000},
+    "log": {"every_steps": 1},
+}
+
+
+def small_config(*overrides):
+    """A run of seconds; `overrides` as on the command line."""
+    return resolve([Layer("test", BASE), command_line_layer(overrides)]).config
 
 
 def free_ports(count):
@@ -39,6 +51,7 @@ def free_ports(count):
 
 
 def layouts(world_size, *, ports=None, job_key="test", **fields):
+    """One layout per rank, all on this machine."""
     port, *more = ports or free_ports(2)
     return [
         ProcessLayout(
@@ -56,31 +69,107 @@ def layouts(world_size, *, ports=None, job_key="test", **fields):
     ]
 
 
-@dataclasses.dataclass
-class Ranks:
-    """Started processes, each of which will send one result."""
+@dataclass
+class Started:
+    """Processes that run; `pipes` bring what they return."""
 
     processes: list
     pipes: list
 
     def results(self):
-        """What the processes returned, by rank; an exception in one of them is raised here."""
+        """What each returned, in order; what one of them raised is raised here at once."""
+        found = {}
+        deadline = time.monotonic() + DEADLINE_S
         try:
-            return [self._result(rank) for rank in range(len(self.pipes))]
+            while len(found) < len(self.pipes):
+                waiting = [pipe for pipe in self.pipes if pipe not in found]
+                ready = connection.wait(waiting, deadline - time.monotonic())
+                assert ready, f"{len(waiting)} processes sent nothing in {DEADLINE_S} s"
+                found |= {pipe: self._receive(pipe) for pipe in ready}
         finally:
             for process in self.processes:
                 process.kill()
                 process.join()
+        return [found[pipe] for pipe in self.pipes]
 
-    def _result(self, rank):
-        """Rank by rank, but an error anywhere at once: the others may wait for it."""
-        deadline = time.monotonic() + DEADLINE_S
-        while True:
-            ready = connection.wait(self.pipes, deadline - time.monotonic())
-            if not ready:
-                raise TimeoutError(f"rank {rank} sent nothing for {DEADLINE_S} s")
-            for pipe in ready:
-                place = self.pipes.index(pipe)
-                outcome = pipe.recv() if not isinstance(pipe, Held) else pipe
-                self.pipes[place] = Held(outcome)
-            ...
+    def _receive(self, pipe):
+        try:
+            value, error = pipe.recv()
+        except EOFError:
+            raise AssertionError(f"process {self.pipes.index(pipe)} died silently") from None
+        if error is not None:
+            raise AssertionError(f"process {self.pipes.index(pipe)} failed:\n{error}")
+        return value
+
+
+def start(function, calls):
+    """Run `function(*call)` in a process of its own for each of `calls`."""
+    started = Started([], [])
+    for call in calls:
+        ours, theirs = CONTEXT.Pipe()
+        process = CONTEXT.Process(target=_child, args=(theirs, function, call), daemon=True)
+        process.start()
+        theirs.close()
+        started.processes.append(process)
+        started.pipes.append(ours)
+    return started
+
+
+def _child(pipe, function, call):
+    import torch
+
+    torch.set_num_threads(1)
+    try:
+        pipe.send((function(*call), None))
+    except BaseException:
+        pipe.send((None, traceback.format_exc()))
+    pipe.close()
+    os._exit(0)
+
+
+def train_on(world_size, run_dir, config, function=None, **layout_fields):
+    """Train with `world_size` processes; what each returned (the exit code, unless `function`)."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    calls = [(config, layout, run_dir) for layout in layouts(world_size, **layout_fields)]
+    return start(function or train_here, calls).results()
+
+
+def train_here(config, layout, run_dir):
+    """In a child: train as a job does; its exit code."""
+    from hpcddp.stop_flag import StopFlag
+    from hpcddp.train.loop import train
+
+    return train(config, layout, RunDir(run_dir), StopFlag.install())
+
+
+def events_of(run_dir):
+    return RunDir(run_dir).read_events()
+
+
+def kinds_of(run_dir):
+    return [event["event"] for event in events_of(run_dir)]
+
+
+def losses_of(run_dir):
+    """step -> training loss; of two records of one step the later one."""
+    records = read_json_lines(RunDir(run_dir).metrics)
+    return {record["step"]: record["loss"] for record in records if "loss" in record}
+
+
+def evaluations_of(run_dir):
+    records = read_json_lines(RunDir(run_dir).metrics)
+    return {record["step"]: record for record in records if "accuracy" in record}
+
+
+def final_state(run_dir: Path):
+    """The newest checkpoint's state."""
+    from hpcddp.train.checkpoint import load_newest
+
+    return load_newest(RunDir(run_dir).checkpoints).state
+
+
+def differing(first, second):
+    """Names of the sections in which two states differ in any bit."""
+    from hpcddp.train.checkpoint_diff import diff_states
+
+    return [section.name for section in diff_states(first, second) if not section.identical]
