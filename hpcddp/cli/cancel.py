@@ -13,7 +13,7 @@ from hpcddp.config.layout import EXIT_FAILED
 from hpcddp.errors import HpcddpError
 from hpcddp.launch.observer import Observer
 from hpcddp.launch.status import RunStatus, find_run
-from hpcddp.launch.supervisor import stop_supervisor, supervisor_alive
+from hpcddp.launch.supervisor import STOP_GRACE_S, stop_supervisor, supervisor_alive
 from hpcddp.run_dir import RunDir, runs_root
 
 _SCANCEL_TIMEOUT_S = 30.0  # it gives up on a dead controller by itself after 9 s (22.05)
@@ -81,8 +81,11 @@ def _stop_local(run_dir: RunDir, status: RunStatus) -> None:
     if supervisor_alive(run_dir) is not None:  # else it is on another host, and untouched
         _wait_for_start(run_dir, status)
         _record(run_dir)
+    click.echo(
+        f"Run {run_dir.name}: stopping {status.job_id}, which takes up to {STOP_GRACE_S:.0f} s."
+    )
     stop_supervisor(run_dir)
-    click.echo(f"Run {run_dir.name}: stopped all processes of {status.job_id}.")
+    click.echo("All its processes have ended.")
 
 
 def _wait_for_start(run_dir: RunDir, status: RunStatus) -> None:

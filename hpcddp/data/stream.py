@@ -14,7 +14,7 @@ from hpcddp.config.batch import BatchPlan
 from hpcddp.data.augment import Augment, build_augment
 from hpcddp.data.datasets import Batch, Dataset
 from hpcddp.data.sampler import rank_samples
-from hpcddp.data.workers import WorkerBatches, WorkerInit
+from hpcddp.data.workers import WorkerInit, worker_batches
 
 
 def train_batches(
@@ -114,7 +114,7 @@ def _batches(
 ) -> Iterable[Batch]:
     if workers == 0:
         return _OwnBatches(fetch, order, pin_memory)
-    return WorkerBatches(fetch, order, workers, worker_init, pin_memory)
+    return worker_batches(fetch, order, workers, worker_init, pin_memory)
 
 
 @dataclass(frozen=True, slots=True)

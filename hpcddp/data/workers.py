@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import connection, context, forkserver, resource_tracker
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch.utils.data
@@ -24,50 +23,50 @@ _STOP_SIGNALS = {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
 _PREFETCHED_PER_WORKER = 2
 
 
-class WorkerBatches:
+def worker_batches(
+    fetch: Any,  # noqa: ANN401
+    order: Iterable[Any],
+    workers: int,
+    worker_init: WorkerInit | None,
+    pin_memory: bool,
+) -> Iterable[Any]:
     """`fetch[item]` for each item of `order`, in order, computed ahead by worker processes.
 
-    Can be iterated again, one iteration at a time; the workers live as long as this object.
+    Can be iterated again, one iteration at a time, with the same workers.
+    """
+    return torch.utils.data.DataLoader(
+        fetch,
+        batch_size=None,  # an item is a batch already
+        sampler=order,
+        num_workers=workers,
+        collate_fn=_unchanged,
+        pin_memory=pin_memory,
+        worker_init_fn=_WorkerStart(worker_init),
+        multiprocessing_context=_worker_context(),
+        generator=torch.Generator(),  # else each iteration advances the global generator
+        prefetch_factor=_PREFETCHED_PER_WORKER,
+        persistent_workers=True,
+    )
+
+
+class _Worker(context.ForkServerProcess):
+    """A worker process that can be ended although it does not hear SIGTERM.
+
+    SIGTERM is what torch and, at its exit, Python send to workers that have not left by themselves,
+    after an error for example; then Python waits for ever.
     """
 
-    def __init__(
-        self,
-        fetch: Any,  # noqa: ANN401
-        order: Iterable[Any],
-        workers: int,
-        worker_init: WorkerInit | None,
-        pin_memory: bool,
-    ) -> None:
-        self._loader = torch.utils.data.DataLoader(
-            fetch,
-            batch_size=None,  # an item is a batch already
-            sampler=order,
-            num_workers=workers,
-            collate_fn=_unchanged,
-            pin_memory=pin_memory,
-            worker_init_fn=_WorkerStart(worker_init),
-            multiprocessing_context=_fork_server(),
-            generator=torch.Generator(),  # else each iteration advances the global generator
-            prefetch_factor=_PREFETCHED_PER_WORKER,
-            persistent_workers=True,
-        )
+    def start(self) -> None:
+        super().start()
+        atexit.register(self.terminate)  # before Python's own attempt, which came first
 
-    def __iter__(self) -> Iterator[Any]:
-        others = set(multiprocessing.active_children())
-        iterator = iter(self._loader)  # starts the workers the first time
-        atexit.register(_kill, set(multiprocessing.active_children()) - others)
-        yield from iterator
+    def terminate(self) -> None:
+        if self.is_alive():
+            self.kill()
 
 
-def _kill(workers: set[BaseProcess]) -> None:
-    """End the workers that outlived everything that could have ended them in order.
-
-    At its exit Python sends SIGTERM, which they do not hear, and then waits for them for ever. What
-    is registered last runs first: before torch's own exit functions, which would wait, too.
-    """
-    for worker in workers:
-        if worker.is_alive():
-            worker.kill()
+class _WorkerContext(context.ForkServerContext):
+    Process = _Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,20 +91,20 @@ def _end_with_owner() -> None:
     os._exit(1)
 
 
-def _fork_server() -> context.BaseContext:
+def _worker_context() -> context.BaseContext:
     """The fork server, with the data code imported and deaf to stop signals, as its children are.
 
     Slurm signals every process of a step. A blocked signal stays blocked across fork and exec, so
     workers are safe from their first instruction on, before any `worker_init` can run; in this
     process a signal that comes meanwhile is only delayed.
     """
-    forkserver_context = multiprocessing.get_context("forkserver")
-    forkserver_context.set_forkserver_preload(["hpcddp.data.datasets"])
+    worker_context = _WorkerContext()
+    worker_context.set_forkserver_preload(["hpcddp.data.datasets"])
     with _blocked(_STOP_SIGNALS):
         resource_tracker.ensure_running()
     with _blocked(_STOP_SIGNALS):  # again: starting the tracker unblocks SIGTERM
         forkserver.ensure_running()
-    return forkserver_context
+    return worker_context
 
 
 @contextmanager

@@ -38,7 +38,7 @@ def process_environment(
 
 
 def run_step(command: Sequence[str], *, nodes: int, processes_per_node: int, logs: Path) -> int:
-    """Run all processes to their end; the highest exit code, 128 + signal for a killed one."""
+    """Run all processes to their end; 0, or the exit code of the first that failed."""
     processes: list[subprocess.Popen[bytes]] = []
     _forward_signals_to(processes)
     for global_rank in range(nodes * processes_per_node):
@@ -54,25 +54,29 @@ def run_step(command: Sequence[str], *, nodes: int, processes_per_node: int, log
 
 
 def _wait_for(processes: Sequence[subprocess.Popen[bytes]]) -> int:
-    deadline: float | None = None
+    """The code of the process that failed first; those we end because of it do not count."""
+    first_failure = 0
+    deadline = float("inf")
     while None in (codes := [process.poll() for process in processes]):
-        if any(codes) and deadline is None:
+        if any(codes) and not first_failure:
+            first_failure = _highest(codes)
             deadline = time.monotonic() + _GRACE_S
             _signal_living(processes, signal.SIGTERM)
-        if deadline is not None and time.monotonic() > deadline:
+        if time.monotonic() > deadline:
             _signal_living(processes, signal.SIGKILL)
         time.sleep(_POLL_S)
-    return max(_shell_code(code) for code in codes if code is not None)
+    return first_failure or _highest(codes)
+
+
+def _highest(codes: Sequence[int | None]) -> int:
+    """The highest exit code, 128 + signal for a killed process."""
+    return max(128 - code if code < 0 else code for code in codes if code is not None)
 
 
 def _signal_living(processes: Sequence[subprocess.Popen[bytes]], signum: int) -> None:
     for process in processes:
         if process.poll() is None:
             process.send_signal(signum)
-
-
-def _shell_code(returncode: int) -> int:
-    return 128 - returncode if returncode < 0 else returncode
 
 
 def _forward_signals_to(processes: list[subprocess.Popen[bytes]]) -> None:

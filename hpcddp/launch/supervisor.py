@@ -3,11 +3,11 @@
 Knows process ids and the run directory, not what the supervisor does.
 """
 
+import contextlib
 import json
 import os
-import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,19 +43,22 @@ def read_supervisor(run_dir: RunDir) -> dict[str, Any] | None:
 
 
 def supervisor_alive(run_dir: RunDir) -> bool | None:
-    """True while the run's supervisor lives, None where only another host can tell."""
+    """True while the run's supervisor lives, or what it started and left behind when killed.
+
+    None where only another host can tell.
+    """
     record = read_supervisor(run_dir)
     if record is None:
         return False
     if record.get("host") != socket.gethostname():
         return None
-    return _process_of(record) is not None
+    return bool(_leader_of(record) or _group_of(record))
 
 
 def stop_supervisor(run_dir: RunDir, grace_s: float = STOP_GRACE_S) -> bool:
     """SIGTERM to the supervisor's group, SIGKILL to what is left after `grace_s`.
 
-    Returns False if it had ended before. Raises HpcddpError when it runs on another host.
+    Returns False if all of it had ended before. Raises HpcddpError when it runs on another host.
     """
     record = read_supervisor(run_dir) or {}
     if record and record.get("host") != socket.gethostname():
@@ -63,40 +66,81 @@ def stop_supervisor(run_dir: RunDir, grace_s: float = STOP_GRACE_S) -> bool:
             f"Run `{run_dir.name}` is supervised on host {record.get('host')}, and this is "
             f"{socket.gethostname()}. Cancel it there."
         )
-    supervisor = _process_of(record)
-    if supervisor is None:
-        return False
-    _stop_all(supervisor, grace_s)
-    return True
+    leader = _leader_of(record)
+    processes = [*([leader] if leader else []), *_group_of(record)]
+    _stop_all(processes, grace_s)
+    return bool(processes)
 
 
-def _stop_all(supervisor: "psutil.Process", grace_s: float) -> None:
-    """Stop a supervisor with everything it started, also what has left its process group."""
+def _stop_all(processes: "Sequence[psutil.Process]", grace_s: float) -> None:
+    """Stop the processes, and after the grace time also what they started in other groups."""
     import psutil
 
-    processes = [supervisor, *supervisor.children(recursive=True)]
-    if os.getpgid(supervisor.pid) == supervisor.pid:
-        os.killpg(supervisor.pid, signal.SIGTERM)
-    else:  # started in somebody else's group, which is not ours to signal
-        supervisor.terminate()
-    _, left = psutil.wait_procs(processes, timeout=grace_s)
+    everything = {*processes}
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            everything.update(process.children(recursive=True))
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
+    _, left = psutil.wait_procs(everything, timeout=grace_s)
     for process in left:
-        process.kill()  # psutil checks that the pid is still the same process
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
     psutil.wait_procs(left, timeout=grace_s)
 
 
-def _process_of(record: Mapping[str, Any]) -> "psutil.Process | None":
-    """The living process that `record` describes; a zombie has ended."""
+def _leader_of(record: Mapping[str, Any]) -> "psutil.Process | None":
+    """The recorded supervisor itself, while it lives."""
     import psutil
 
-    try:
+    with contextlib.suppress(KeyError, ValueError, psutil.NoSuchProcess):
         process = psutil.Process(record["pid"])
-        started_s = process.create_time()
-        is_zombie = process.status() == psutil.STATUS_ZOMBIE
-    except (KeyError, ValueError, psutil.Error):
-        return None
-    same = abs(started_s - record.get("create_time", 0)) < _SAME_START_S
-    return process if same and not is_zombie else None
+        return process if _is_recorded(process, record) and _is_living(process) else None
+    return None
+
+
+def _group_of(record: Mapping[str, Any]) -> "list[psutil.Process]":
+    """The other living processes of the group that the supervisor leads, or led until its end.
+
+    Linux gives a number to no new process while a group goes by it, so a group whose leader is
+    gone is still the same one.
+    """
+    import psutil
+
+    leader = record.get("pid", 0)
+    processes = []
+    for pid in psutil.pids() if _leads_a_group(record) else []:
+        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if pid != leader and os.getpgid(pid) == leader:
+                processes.append(psutil.Process(pid))
+    return [process for process in processes if _is_living(process)]
+
+
+def _leads_a_group(record: Mapping[str, Any]) -> bool:
+    """False where no group goes by the supervisor's number, or that of another process does."""
+    import psutil
+
+    leader = record.get("pid", 0)
+    try:
+        os.killpg(leader, 0)  # asks only
+        return leader > 1 and _is_recorded(psutil.Process(leader), record)
+    except psutil.NoSuchProcess:
+        return leader > 1
+    except OSError:
+        return False
+
+
+def _is_recorded(process: "psutil.Process", record: Mapping[str, Any]) -> bool:
+    return abs(process.create_time() - record.get("create_time", 0.0)) < _SAME_START_S
+
+
+def _is_living(process: "psutil.Process") -> bool:
+    import psutil
+
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def _record_path(run_dir: RunDir) -> Path:

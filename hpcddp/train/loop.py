@@ -49,38 +49,37 @@ def train(config: RunConfig, layout: ProcessLayout, run_dir: RunDir, stop_flag: 
         _log.info("This run has finished; there is nothing to do")
         code = EXIT_DONE
     else:
-        session = build_session(task, device, ranks, found, run_dir)
-        code = run_steps(session, StopVote(ranks, stop_flag))
+        vote = StopVote(ranks, stop_flag)
+        code = run_steps(build_session(task, device, ranks, vote, found, run_dir))
     ranks.close()
     return code
 
 
-def run_steps(session: Session, vote: StopVote) -> int:
+def run_steps(session: Session) -> int:
     """Step, evaluate and save until the end of training or until a signal. Collective."""
     task, state, clock = session.task, session.state, StepClock()
     evaluation: Evaluation | None = None
-    stopped = vote.ask()  # a signal may have come before the first step
+    stopped = session.vote.ask()  # a signal may have come before the first step
     while not stopped:
         if task.evaluates_at(state.step):
-            evaluation = _evaluate(session, vote)
+            evaluation = _evaluate(session)
             stopped = evaluation is None
         if stopped or state.step >= task.total_steps:
             break
-        stopped = _step_and_report(session, vote, clock)
+        stopped = _step_and_report(session, clock)
         if task.saves_at(state.step) and not stopped:
             session.saver.save(state)
-    return _leave(session, vote, evaluation)
+    return _leave(session, evaluation)
 
 
-def _step_and_report(session: Session, vote: StopVote, clock: StepClock) -> bool:
+def _step_and_report(session: Session, clock: StepClock) -> bool:
     """One step; True if all ranks are to stop after it. Collective."""
     begin = time.perf_counter()
-    vote.open()
     loss = train_step(session)
     is_logged = session.task.logs_at(session.state.step)
     if is_logged:  # the only time the host waits for the device
         mean_loss = mean_across_ranks(session.ranks, loss, session.task.plan.world_size)
-    stopped = vote.close()
+    stopped = session.vote.close()
     clock.add(time.perf_counter() - begin, session.feed.take_waited_s())
     if is_logged:
         _report_step(session, mean_loss, clock)
@@ -88,7 +87,10 @@ def _step_and_report(session: Session, vote: StopVote, clock: StepClock) -> bool
 
 
 def train_step(session: Session) -> torch.Tensor:
-    """One optimizer update; the mean loss over this process's images, on the device. Collective."""
+    """One optimizer update; the mean loss over this process's images, on the device. Collective.
+
+    Leaves the vote about stopping open.
+    """
     task, state, replicas = session.task, session.state, session.forward.replicas
     passes = task.plan.accumulation_steps
     loss_sum = torch.zeros((), device=session.device)
@@ -101,6 +103,7 @@ def train_step(session: Session) -> torch.Tensor:
             loss = session.forward.loss(images_nchw, labels_n) / passes
             state.scaler.scale(loss).backward()
         loss_sum += loss.detach()
+    session.vote.open()  # so late that it counts this step's signals; the update hides its time
     set_lr(state.optimizer, lr_at(state.step, task.schedule))
     _update_weights(session)
     state.step += 1
@@ -130,10 +133,10 @@ def _report_step(session: Session, loss: float, clock: StepClock) -> None:
     )
 
 
-def _evaluate(session: Session, vote: StopVote) -> Evaluation | None:
+def _evaluate(session: Session) -> Evaluation | None:
     """Evaluate and report; None if a signal came meanwhile. Collective."""
     begin, step = time.perf_counter(), session.state.step
-    evaluation = evaluate(session.state.model, session.eval_task, session.ranks, vote.ask)
+    evaluation = evaluate(session.state.model, session.eval_task, session.ranks, session.vote.ask)
     if evaluation is not None:
         session.journal.evaluated(
             step,
@@ -146,9 +149,9 @@ def _evaluate(session: Session, vote: StopVote) -> Evaluation | None:
     return evaluation
 
 
-def _leave(session: Session, vote: StopVote, final: Evaluation | None) -> int:
+def _leave(session: Session, final: Evaluation | None) -> int:
     """Save, say how it ended, and return the exit code. Collective."""
-    state, journal = session.state, session.journal
+    state, journal, vote = session.state, session.journal, session.vote
     if vote.signum:
         journal.signalled(vote.signum, state.step)
     session.saver.save_last(state)

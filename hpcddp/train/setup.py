@@ -24,6 +24,7 @@ from hpcddp.train.resume import Found, restore
 from hpcddp.train.saving import Saver
 from hpcddp.train.schedule import describe
 from hpcddp.train.state import TrainState
+from hpcddp.train.stop import StopVote
 from hpcddp.train.task import Task, identity_of
 from hpcddp.train.warm_up import warm_up
 
@@ -41,6 +42,7 @@ class Session:
     state: TrainState
     feed: Feed
     eval_task: EvalTask
+    vote: StopVote
     journal: Journal
     saver: Saver
 
@@ -52,7 +54,12 @@ def check_early(config: RunConfig, layout: ProcessLayout) -> None:
 
 
 def build_session(
-    task: Task, device: torch.device, ranks: Ranks, found: Found, run_dir: RunDir
+    task: Task,
+    device: torch.device,
+    ranks: Ranks,
+    vote: StopVote,
+    found: Found,
+    run_dir: RunDir,
 ) -> Session:
     """Model, optimizer and data, at the step where `found` left off. Collective."""
     train = task.config.train
@@ -75,6 +82,7 @@ def build_session(
         state=state,
         feed=_build_feed(task, to_device, state.step),
         eval_task=_build_eval_task(task, to_device, forward),
+        vote=vote,
         journal=journal,
         saver=_build_saver(task, state.step, ranks, journal, run_dir),
     )

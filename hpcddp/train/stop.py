@@ -7,10 +7,10 @@ from hpcddp.train.process_group import Pending, Ranks
 
 
 class StopVote:
-    """One tiny reduction per step, begun before the work and read after it.
+    """One tiny reduction per step, begun before the last of the work and read after it.
 
-    So its time hides behind the step, the device is never waited for, and a signal that one
-    process got while the others were already a step ahead stops all of them at the same place.
+    So its time hides behind that work, the device is never waited for, and a signal that only one
+    process got stops all of them after the same step.
     """
 
     def __init__(self, ranks: Ranks, stop_flag: StopFlag) -> None:

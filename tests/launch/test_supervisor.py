@@ -95,15 +95,34 @@ def test_another_host_cannot_be_asked_nor_stopped(run_dir):
         stop_supervisor(run_dir)
 
 
-def test_a_supervisor_that_ended_and_was_not_reaped_is_not_alive(run_dir, start):
-    process, _ = start("polite")
-    assert supervisor_alive(run_dir) is True
-    process.send_signal(signal.SIGKILL)
+def wait_until(condition):
     deadline = time.monotonic() + 10
-    while supervisor_alive(run_dir) and time.monotonic() < deadline:
+    while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert supervisor_alive(run_dir) is False
+    return condition()
+
+
+def test_a_supervisor_that_ended_and_was_not_reaped_is_not_alive(run_dir, start):
+    process, children = start("polite")
+    assert supervisor_alive(run_dir) is True
+    for each in (process, children[0]):
+        each.send_signal(signal.SIGKILL)
+    assert wait_until(lambda: supervisor_alive(run_dir) is False)
     assert process.returncode is None  # a zombie until we wait for it
+
+
+@pytest.mark.parametrize("is_reaped", [True, False])
+def test_what_a_killed_supervisor_left_behind_lives_and_can_be_stopped(run_dir, start, is_reaped):
+    process, children = start("polite")
+    process.send_signal(signal.SIGKILL)
+    if is_reaped:
+        process.wait()
+    else:
+        assert wait_until(lambda: has_ended(psutil.Process(process.pid)))
+    assert supervisor_alive(run_dir) is True
+    assert stop_supervisor(run_dir, grace_s=5) is True
+    assert wait_until(lambda: has_ended(children[0]))
+    assert supervisor_alive(run_dir) is False
 
 
 @pytest.mark.parametrize(("manner", "grace_s"), [("polite", 30.0), ("stubborn", 0.3)])

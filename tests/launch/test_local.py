@@ -1,0 +1,113 @@
+"""The local executor: detached, restarted while it answers 75, the same script and environment."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from hpcddp.launch.supervisor import read_supervisor, supervisor_alive
+from hpcddp.run_dir import RunDir
+
+
+def hpcddp(*words, timeout=120):
+    return subprocess.run(
+        [sys.executable, "-m", "hpcddp", *words], capture_output=True, text=True, timeout=timeout
+    )
+
+
+def submit(name, code, *words, nodes=2):
+    command = ["submit", "--cluster", "local", "--nodes", str(nodes), "--name", name, *words]
+    done = hpcddp(*command, "--", sys.executable, "-c", code)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def wait_until(true, timeout_s=60):
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def kinds(run_dir):
+    return [event["event"] for event in run_dir.read_events()]
+
+
+def test_a_run_sees_torchs_variables_and_ends_as_finished(workplace):
+    names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
+    submit("r", f"import os, json; print(json.dumps([os.environ[k] for k in {names}]))")
+    assert hpcddp("wait", "r").returncode == 0
+    run_dir = RunDir(workplace / "runs" / "r")
+    first, second = (json.loads(run_dir.rank_log(0, rank).read_text()) for rank in range(2))
+    assert first[:5] == ["0", "2", "0", "1", "127.0.0.1"]
+    assert second[:4] == ["1", "2", "0", "1"]
+    assert first[5] == second[5]
+    assert kinds(run_dir) == ["submitted", "finished"]
+
+
+def test_exit_code_75_starts_it_again_with_new_logs(workplace):
+    code = (
+        "import os, sys; n = int(os.environ['HPCDDP_ATTEMPT']); print('attempt', n);"
+        "sys.exit(75 if n < 2 else 0)"
+    )
+    submit("r", code)
+    assert hpcddp("wait", "r").returncode == 0
+    run_dir = RunDir(workplace / "runs" / "r")
+    for attempt in range(3):
+        assert f"attempt {attempt}" in run_dir.rank_log(attempt, 1).read_text()
+    assert kinds(run_dir) == ["submitted", "requeued", "requeued", "finished"]
+
+
+def test_a_failure_is_final_and_keeps_its_code(workplace):
+    submit("r", "import os, sys; sys.exit(7 * int(os.environ['RANK']))")
+    assert hpcddp("wait", "r").returncode == 7
+    run_dir = RunDir(workplace / "runs" / "r")
+    assert kinds(run_dir)[-1] == "failed"
+    assert not run_dir.attempt_logs(1).exists()
+
+
+def test_a_failure_within_the_budget_is_tried_again(workplace):
+    code = "import os, sys; sys.exit(3 if os.environ['HPCDDP_ATTEMPT'] == '0' else 0)"
+    submit("r", code, "requeue.max_failures=1")
+    assert hpcddp("wait", "r").returncode == 0
+    assert kinds(RunDir(workplace / "runs" / "r")) == ["submitted", "requeued", "finished"]
+
+
+def test_the_job_outlives_the_terminal_it_was_sent_from(workplace):
+    command = f"{sys.executable} -m hpcddp submit --cluster local --name r -- sleep 3"
+    shell = subprocess.Popen(["bash", "-c", f"{command}; sleep 60"], start_new_session=True)
+    run_dir = RunDir(workplace / "runs" / "r")
+    wait_until(lambda: supervisor_alive(run_dir))
+    os.killpg(shell.pid, signal.SIGHUP)
+    shell.wait()
+    assert hpcddp("wait", "r").returncode == 0
+
+
+def test_cancel_leaves_no_process_and_no_restart(workplace):
+    submit("r", "import time; time.sleep(600)")
+    run_dir = RunDir(workplace / "runs" / "r")
+    wait_until(lambda: run_dir.rank_log(0, 1).exists())
+    supervisor = psutil.Process(read_supervisor(run_dir)["pid"])
+    below = supervisor.children(recursive=True)
+    assert hpcddp("cancel", "r").returncode == 0
+    psutil.wait_procs([supervisor, *below], timeout=30)
+    assert not [p for p in below if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    assert json.loads(hpcddp("status", "r", "--json").stdout)["state"] == "cancelled"
+    assert not run_dir.attempt_logs(1).exists()
+
+
+def test_follow_ends_with_the_jobs_exit_code(workplace):
+    words = ["submit", "--cluster", "local", "--name", "r", "--follow"]
+    assert hpcddp(*words, "--", "bash", "-c", "exit 5").returncode == 5
+
+
+@pytest.mark.parametrize("command", ["/no/such/program", "no-such-program"])
+def test_a_program_that_does_not_exist_is_one_sentence_in_status(workplace, command):
+    words = ["submit", "--cluster", "local", "--name", "r", "--follow", "--", command]
+    assert hpcddp(*words).returncode == 2
+    assert f"Cannot run `{command}`" in hpcddp("status", "r").stdout

@@ -1,0 +1,174 @@
+"""Interrupted and uninterrupted runs end with the same bits; what cannot go on is refused."""
+
+import os
+import signal
+
+import pytest
+from train_ranks import (
+    differing,
+    evaluations_of,
+    events_of,
+    final_state,
+    kinds_of,
+    losses_of,
+    small_config,
+    train_on,
+)
+
+from hpcddp.errors import HpcddpError
+from hpcddp.run_dir import RunDir
+
+# Dropout, augmentation, accumulation and batch norm, all of which could hide state somewhere;
+# three steps make 1.2 epochs of 30 images.
+SETTINGS = (
+    "train.model=mobilenet_v3_small",
+    "train.model_options={dropout: 0.3}",
+    "train.global_batch=12",
+    "train.micro_batch=2",
+    "data.synthetic_samples=30",
+    "data.augment=shift",
+    "train.eval_every_epochs=1",
+    "ddp.bucket_cap_mib=1",
+)
+
+
+def train_until(steps, config, layout, run_dir, *, warm_up=True):
+    """In a child: stop by a signal to this very process during step `steps`."""
+    from hpcddp.stop_flag import StopFlag
+    from hpcddp.train import loop, setup
+
+    original = loop.train_step
+
+    def signalled_step(session):
+        if session.state.step == steps - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(session)
+
+    loop.train_step = signalled_step
+    if not warm_up:
+        setup.warm_up = lambda forward, images_nchw, labels_n: None
+    return loop.train(config, layout, RunDir(run_dir), StopFlag.install())
+
+
+def train_until_2(config, layout, run_dir):
+    return train_until(2, config, layout, run_dir)
+
+
+def train_until_4(config, layout, run_dir):
+    return train_until(4, config, layout, run_dir)
+
+
+def train_cold_until_2(config, layout, run_dir):
+    return train_until(2, config, layout, run_dir, warm_up=False)
+
+
+def train_cold(config, layout, run_dir):
+    return train_until(-1, config, layout, run_dir, warm_up=False)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_interrupted_twice_or_never_the_bits_are_the_same(world_size, tmp_path):
+    config = small_config(*SETTINGS, "train.max_steps=5")
+    through, broken = tmp_path / "same" / "run", tmp_path / "other" / "run"
+    assert set(train_on(world_size, through, config)) == {0}
+    for function, code in ((train_until_2, 75), (train_until_4, 75), (None, 0)):
+        assert set(train_on(world_size, broken, config, function)) == {code}
+    assert differing(final_state(through), final_state(broken)) == []
+    assert losses_of(through) == losses_of(broken)
+    accuracies = [
+        {step: (record["accuracy"], record["eval_loss"]) for step, record in found.items()}
+        for found in map(evaluations_of, (through, broken))
+    ]
+    assert accuracies[0] == accuracies[1]
+    steps = [event["step"] for event in events_of(broken) if event["event"] == "resumed"]
+    assert steps == [2, 4]
+
+
+def test_two_equal_runs_end_with_equal_bits(tmp_path):
+    config = small_config(*SETTINGS, "train.max_steps=3")
+    for folder in ("first", "second"):
+        train_on(3, tmp_path / folder, config)
+    assert differing(final_state(tmp_path / "first"), final_state(tmp_path / "second")) == []
+
+
+def test_another_seed_ends_with_other_bits(tmp_path):
+    for seed in (0, 1):
+        config = small_config(*SETTINGS, "train.max_steps=1", f"train.seed={seed}")
+        train_on(1, tmp_path / str(seed), config)
+    assert "model" in differing(final_state(tmp_path / "0"), final_state(tmp_path / "1"))
+
+
+def test_without_the_warm_up_three_processes_would_not_resume_exactly(tmp_path):
+    """Why there is a warm-up. Should this fail one day, torch no longer needs it."""
+    # A static graph cannot even begin with a pass that skips the reduction.
+    config = small_config(*SETTINGS, "train.max_steps=4", "ddp.static_graph=false")
+    through, broken = tmp_path / "same" / "run", tmp_path / "other" / "run"
+    train_on(3, through, config, train_cold)
+    train_on(3, broken, config, train_cold_until_2)
+    train_on(3, broken, config, train_cold)
+    assert "model" in differing(final_state(through), final_state(broken))
+
+
+def test_going_on_with_another_world_size_keeps_the_curve(tmp_path):
+    settings = (
+        "train.model=squeezenet1_1",
+        "train.model_options={dropout: 0.0}",
+        "train.max_steps=4",
+        "optim.lr=0.005",
+    )
+    config = small_config(*settings)
+    through, broken = tmp_path / "same" / "run", tmp_path / "other" / "run"
+    train_on(1, through, config)
+    train_on(2, broken, config, train_until_2)
+    train_on(3, broken, config)
+    assert losses_of(broken) == pytest.approx(losses_of(through), rel=1e-5)
+
+
+def test_a_finished_run_returns_at_once(tmp_path):
+    config = small_config("train.max_steps=1")
+    assert train_on(2, tmp_path, config) == [0, 0]
+    before = kinds_of(tmp_path)
+    assert before == ["started", "checkpoint", "finished"]
+    assert train_on(2, tmp_path, config) == [0, 0]
+    assert kinds_of(tmp_path) == before
+
+
+def test_a_finished_run_can_be_made_longer(tmp_path):
+    train_on(1, tmp_path, small_config("train.max_steps=1"))
+    assert train_on(1, tmp_path, small_config("train.max_steps=2")) == [0]
+    assert kinds_of(tmp_path)[3:] == ["started", "resumed", "checkpoint", "finished"]
+
+
+@pytest.mark.parametrize(
+    ("change", "way_out"),
+    [
+        ("train.global_batch=6", "train.global_batch=12"),
+        ("train.model=squeezenet1_1", "train.model=shufflenet_v2_x0_5"),
+        ("train.seed=5", "train.seed=0"),
+    ],
+)
+def test_a_checkpoint_of_other_settings_is_refused_on_all_ranks(change, way_out, tmp_path):
+    train_on(1, tmp_path, small_config("train.max_steps=1"))
+    refusals = train_on(2, tmp_path, small_config("train.max_steps=2", change), train_refused)
+    assert {code for code, _ in refusals} == {"foreign_checkpoint"}
+    assert all(way_out in message for _, message in refusals)
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+    train_on(1, tmp_path / "mine", small_config("train.max_steps=1"))
+    (tmp_path / "mine").rename(tmp_path / "yours")
+    [(code, message)] = train_on(1, tmp_path / "yours", small_config(), train_refused)
+    assert code == "foreign_checkpoint"
+    assert "run=mine there and yours here" in message
+
+
+def train_refused(config, layout, run_dir):
+    """In a child: the code and message of the refusal."""
+    from hpcddp.stop_flag import StopFlag
+    from hpcddp.train.loop import train
+
+    try:
+        train(config, layout, RunDir(run_dir), StopFlag.install())
+    except HpcddpError as error:
+        return error.code, error.message
+    raise AssertionError("was not refused")

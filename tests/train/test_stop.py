@@ -1,0 +1,143 @@
+"""All ranks stop after the same step, whoever was signalled and whenever."""
+
+import os
+import signal
+import time
+
+import pytest
+from train_ranks import (
+    DEADLINE_S,
+    events_of,
+    free_ports,
+    kinds_of,
+    layouts,
+    small_config,
+    start,
+    train_on,
+)
+
+from hpcddp.run_dir import RunDir
+
+ENDLESS = ("train.max_steps=100000", "train.micro_batch=2")
+
+
+def train_signalled(config, layout, run_dir, *, where, global_rank, signum=signal.SIGTERM):
+    """In a child: train, and signal one rank when it is about to call `where` of the loop."""
+    from hpcddp.stop_flag import StopFlag
+    from hpcddp.train import loop
+
+    original = getattr(loop, where)
+
+    def signalled(*arguments):
+        if layout.global_rank == global_rank:
+            os.kill(os.getpid(), signum)
+        return original(*arguments)
+
+    setattr(loop, where, signalled)
+    return loop.train(config, layout, RunDir(run_dir), StopFlag.install())
+
+
+def in_first_step(*call):
+    return train_signalled(*call, where="train_step", global_rank=1, signum=signal.SIGUSR2)
+
+
+def before_meeting(*call):
+    return train_signalled(*call, where="open_ranks", global_rank=0)
+
+
+def before_building(*call):
+    return train_signalled(*call, where="build_session", global_rank=1)
+
+
+def in_evaluation(*call):
+    return train_signalled(*call, where="evaluate", global_rank=1)
+
+
+def test_one_signalled_rank_stops_all_after_that_very_step(tmp_path):
+    assert train_on(3, tmp_path, small_config(*ENDLESS), in_first_step) == [75, 75, 75]
+    assert kinds_of(tmp_path) == ["started", "signal", "checkpoint", "stopped"]
+    signalled, saved, stopped = events_of(tmp_path)[1:]
+    assert signalled["signal"] == "SIGUSR2"
+    assert signalled["step"] == saved["step"] == stopped["step"] == 1
+
+
+@pytest.mark.parametrize("moment", [before_meeting, before_building])
+def test_a_signal_before_the_first_step_ends_with_75_and_no_step(moment, tmp_path):
+    assert train_on(2, tmp_path, small_config(*ENDLESS), moment) == [75, 75]
+    assert kinds_of(tmp_path) == ["started", "signal", "stopped"]
+    assert events_of(tmp_path)[-1]["step"] == 0
+
+
+def test_an_evaluation_is_cut_short_and_made_up_for(tmp_path):
+    config = small_config("train.max_steps=1", "data.synthetic_samples=600")
+    assert train_on(2, tmp_path, config, in_evaluation) == [75, 75]
+    assert kinds_of(tmp_path) == ["started", "checkpoint", "signal", "stopped"]
+    assert train_on(2, tmp_path, config) == [0, 0]
+    assert kinds_of(tmp_path)[4:] == ["started", "resumed", "finished"]
+
+
+def train_slowly(config, layout, run_dir):
+    """In a child: train with steps that last longer on one rank, and say when they began."""
+    from hpcddp.stop_flag import StopFlag
+    from hpcddp.train import loop
+
+    original = loop.train_step
+
+    def slow_step(session):
+        (run_dir / f"step-{session.state.step}").touch()
+        time.sleep(0.2 * layout.global_rank)
+        return original(session)
+
+    loop.train_step = slow_step
+    return loop.train(config, layout, RunDir(run_dir), StopFlag.install())
+
+
+@pytest.mark.parametrize("victims", [(0,), (1,), (0, 1, 0, 1)])
+def test_signals_from_outside_stop_everybody_once(victims, tmp_path):
+    calls = [(small_config(*ENDLESS), layout, tmp_path) for layout in layouts(2)]
+    started = start(train_slowly, calls)
+    wait_for(tmp_path / "step-3")
+    for victim in victims:  # a second signal changes nothing
+        os.kill(started.processes[victim].pid, signal.SIGTERM)
+    assert started.results() == [75, 75]
+    assert kinds_of(tmp_path).count("checkpoint") == 1
+
+
+def wait_for(path):
+    deadline = time.monotonic() + DEADLINE_S
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} never came"
+        time.sleep(0.01)
+
+
+def vote_many_times(layout, rounds):
+    """In a child: vote until somebody was signalled; in which round the ranks agreed to stop."""
+    import random
+
+    import torch
+
+    from hpcddp.stop_flag import StopFlag, StopNotice
+    from hpcddp.train.process_group import open_ranks
+    from hpcddp.train.stop import StopVote
+
+    ranks = open_ranks(layout, torch.device("cpu"), 60)
+    chance, stops = random.Random(layout.global_rank), []
+    for _ in range(rounds):
+        flag, step, stopped = StopFlag(), 0, False
+        vote = StopVote(ranks, flag)
+        while not stopped:
+            if chance.random() < 0.2:
+                flag.notice = StopNotice(signal.SIGTERM, 0.0)
+            vote.open()
+            time.sleep(chance.random() * 0.0005)
+            stopped, step = vote.close(), step + 1
+        stops.append(step)
+    ranks.close()
+    return stops
+
+
+def test_thousand_stops_with_random_delays_agree_and_never_lock_up():
+    calls = [(layout, 1000) for layout in layouts(3, ports=free_ports(1))]
+    first, *others = start(vote_many_times, calls).results()
+    assert all(stops == first for stops in others)
+    assert len(set(first)) > 1
