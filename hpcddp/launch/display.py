@@ -53,7 +53,7 @@ class LineDisplay:
         if shown == self._shown or status.has_ended:
             return
         self._shown = shown
-        if status.reason and status.reason not in self._told:
+        if status.reason and status.reason.split("; see ")[0] not in self._told:
             self.line(f"{status.state}: {reason_text(status)}")
 
     def line(self, text: str) -> None:

@@ -17,6 +17,7 @@ _LOST_PEER = re.compile(
     re.IGNORECASE,
 )
 _MOST_RANKS_NAMED = 8
+_LONGEST_ERROR = 300  # characters; the log that is named beside it has all of them
 
 
 def is_rank_failure(event: Record) -> bool:
@@ -78,7 +79,10 @@ def _silent_words(events: Sequence[Record]) -> str:
 def rank_words(failure: Record) -> str:
     """The process and its error: `rank 3 on gpu-02: RuntimeError: boom`."""
     rank = f"rank {failure['global_rank']} " if "global_rank" in failure else ""
-    return f"{rank}on {failure.get('host', 'some host')}: {failure['error']}"
+    error = str(failure["error"])
+    if len(error) > _LONGEST_ERROR:
+        error = f"{error[: _LONGEST_ERROR - 1]}…"
+    return f"{rank}on {failure.get('host', 'some host')}: {error}"
 
 
 def batch_words(failure: Record) -> str:

@@ -38,7 +38,7 @@ def follow(run_dir: RunDir, poll_s: float = 1.0, out: TextIO | None = None) -> i
 def _show_until_end(run_dir: RunDir, poll_s: float, display: Display) -> RunStatus:
     # Of a run that was submitted once, all is shown that it wrote; of a resumed one, what is new.
     is_new = sum(map(is_submission, read_history(run_dir).events)) <= 1
-    observer = Observer([run_dir], all_metrics=is_new)
+    observer = Observer([run_dir], whole=is_new)
     [status] = observer.look()
     news = observer.news if is_new else observer.histories[0].current
     while True:

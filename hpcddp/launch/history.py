@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -10,9 +10,12 @@ from hpcddp.run_dir import RunDir
 
 Record = dict[str, Any]
 _BLOCK_BYTES = 1 << 20
-# The end of metrics.jsonl in which the newest evaluation is looked for: about 1300 records, two
-# epochs of ImageNet at a batch of 256 with a record every ten steps.
-_METRICS_TAIL_BYTES = 256 * 1024
+# How much of the end of metrics.jsonl is read, first for both kinds of records, then for an
+# evaluation: 256 KiB are about 1300 records, two epochs of ImageNet at a batch of 256 with a record
+# every ten steps.
+_METRICS_TAIL_BYTES, _EVALUATION_TAIL_BYTES = 16 * 1024, 256 * 1024
+_CHECKPOINT = b'{"event": "checkpoint"'  # as RunDir.append_event begins such a line
+_EVALUATION = b'"accuracy"'
 
 
 class FileTail:
@@ -60,20 +63,30 @@ class FileTail:
 
 
 class RunHistory:
-    """Events and newest metrics of one run: nothing at first, `refresh` reads what was added."""
+    """Events and newest metrics of one run: nothing at first, `refresh` reads what was added.
 
-    def __init__(self, run_dir: RunDir, *, all_metrics: bool = False) -> None:
+    Unless it is to be `whole`, of what was there at first only the newest metrics and the newest
+    checkpoint are read: a list of many runs has no use for more, and parsing it would take seconds.
+    """
+
+    def __init__(self, run_dir: RunDir, *, whole: bool = False) -> None:
         self.run_dir = run_dir
         self.events: list[Record] = []
         self.train: Record = {}  # newest training record
         self.evaluation: Record = {}  # newest evaluation record
+        self._is_behind = not whole
         self._events = FileTail(run_dir.events)
-        self._metrics = FileTail(run_dir.metrics, None if all_metrics else _METRICS_TAIL_BYTES)
+        self._metrics = FileTail(run_dir.metrics, None if whole else _METRICS_TAIL_BYTES)
 
     def refresh(self) -> list[Record]:
         """Read on; the new records, events first. A metrics record has no `event`."""
-        events = [record for record in _records(self._events.lines()) if "event" in record]
-        metrics = list(_records(self._metrics.lines()))
+        event_lines, metrics_lines = self._events.lines(), self._metrics.lines()
+        if self._is_behind:
+            self._is_behind = False
+            event_lines = _newest_only(event_lines, lambda line: line.startswith(_CHECKPOINT))
+            metrics_lines = self._newest_metrics(metrics_lines)
+        events = [record for record in _records(event_lines) if "event" in record]
+        metrics = list(_records(metrics_lines))
         self.events += events
         for record in metrics:
             if "accuracy" in record:
@@ -81,6 +94,15 @@ class RunHistory:
             else:
                 self.train = record
         return events + metrics
+
+    def _newest_metrics(self, lines: list[bytes]) -> list[bytes]:
+        """The newest evaluation and the newest training record among the lines."""
+        evaluation = _newest_whole(line for line in reversed(lines) if _EVALUATION in line)
+        if not evaluation:
+            more = FileTail(self.run_dir.metrics, _EVALUATION_TAIL_BYTES).lines()
+            evaluation = _newest_whole(line for line in reversed(more) if _EVALUATION in line)
+        training = _newest_whole(line for line in reversed(lines) if _EVALUATION not in line)
+        return [evaluation, training]
 
     @property
     def metrics_time(self) -> float:
@@ -128,6 +150,18 @@ def since_submission(events: Sequence[Record]) -> Sequence[Record]:
     job_id = events[begin].get("job_id")
     early = (i for i in range(before, begin) if events[i].get("job_id") == job_id)
     return events[next(early, begin) :]
+
+
+def _newest_only(lines: list[bytes], is_one: Callable[[bytes], bool]) -> list[bytes]:
+    """All lines, but of those that `is_one` only the last."""
+    places = [index for index, line in enumerate(lines) if is_one(line)]
+    left_out = set(places[:-1])
+    return [line for index, line in enumerate(lines) if index not in left_out]
+
+
+def _newest_whole(newest_first: Iterable[bytes]) -> bytes:
+    """The first line that holds a JSON object, empty if none does."""
+    return next((line for line in newest_first if any(_records([line]))), b"")
 
 
 def _records(lines: Iterable[bytes]) -> Iterator[Record]:

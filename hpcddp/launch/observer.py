@@ -29,12 +29,12 @@ class Observer:
         self,
         run_dirs: Sequence[RunDir],
         *,
-        all_metrics: bool = False,
+        whole: bool = False,
         query: Query | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`all_metrics` reads old records too, so that `news` begins with the run's first."""
-        self.histories = [RunHistory(run_dir, all_metrics=all_metrics) for run_dir in run_dirs]
+        """`whole` reads all old records, so that `news` begins with the run's first."""
+        self.histories = [RunHistory(run_dir, whole=whole) for run_dir in run_dirs]
         self.news: list[Record] = []  # what the last look found in the runs' files
         self._query, self._clock = query or query_jobs, clock
         self._jobs: dict[str, JobInfo] = {}

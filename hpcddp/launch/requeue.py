@@ -8,20 +8,25 @@ import argparse
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcddp.cluster.job_names import requeue_target
+from hpcddp.cluster.job_names import requeue_target, restart_count
 from hpcddp.config.layout import EXIT_AGAIN, EXIT_DONE
 from hpcddp.config.schema import RequeueConfig
 from hpcddp.config.write import read_config
 from hpcddp.errors import HpcddpError
+from hpcddp.launch.sbatch import SubmissionFailed
+from hpcddp.launch.scheduler import show_job
+from hpcddp.launch.stop_reason import StopReason, stop_reason
 from hpcddp.run_dir import RunDir
 
 Event = Mapping[str, Any]
 _SCONTROL_TIMEOUT_S = 60
+_SUBMITTED_FIELDS = ("run", "launcher", "cluster", "nodes", "processes_per_node")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +38,22 @@ class Decision:
     exit_code: int
 
 
-def decide(exit_code: int, events: Sequence[Event], budget: RequeueConfig) -> Decision:
-    """Pure: srun's exit code and the run's history to a Decision.
+def decide(
+    exit_code: int, events: Sequence[Event], budget: RequeueConfig, why: StopReason
+) -> Decision:
+    """Pure: srun's exit code, the run's history and Slurm's reason to a Decision.
 
     A requeue never turns a failure into success: exit codes are kept, and 75 is what a job that
-    goes on leaves with.
+    goes on leaves with. Slurm would also requeue a cancelled job if it were asked.
     """
-    since_submission = _after_last("submitted", events)
-    if any(event["event"] == "cancelled" for event in since_submission):
-        return Decision("cancelled", "cancelled by its user", exit_code or EXIT_AGAIN)
     if exit_code == EXIT_DONE:
         return Decision("finished", "", EXIT_DONE)
+    since_submission = _after_last("submitted", events)
+    asked_for = any(event["event"] == "cancelled" for event in since_submission)
+    if asked_for or why is StopReason.CANCELLED:
+        return Decision("cancelled", StopReason.CANCELLED.value, exit_code)
     if _stopped_early(exit_code, events):
-        return _after_stop(events, budget)
+        return _after_stop(events, budget, why)
     return _after_failure(exit_code, events, budget)
 
 
@@ -59,12 +67,12 @@ def _stopped_early(exit_code: int, events: Sequence[Event]) -> bool:
     return exit_code > 128 and any(event["event"] == "stopped" for event in this_attempt)
 
 
-def _after_stop(events: Sequence[Event], budget: RequeueConfig) -> Decision:
+def _after_stop(events: Sequence[Event], budget: RequeueConfig, why: StopReason) -> Decision:
     idle = _attempts_without_progress(events)
     if idle >= budget.max_without_progress > 0:
         reason = f"{idle} attempts in a row made no progress (requeue.max_without_progress)"
         return Decision("failed", reason, EXIT_AGAIN)
-    return Decision("requeued", "stopped early, state saved", EXIT_AGAIN)
+    return Decision("requeued", why.value, EXIT_AGAIN)
 
 
 def _after_failure(exit_code: int, events: Sequence[Event], budget: RequeueConfig) -> Decision:
@@ -93,19 +101,33 @@ def _after_last(kind: str, events: Sequence[Event]) -> Sequence[Event]:
 
 def finish_attempt(run_dir: RunDir, exit_code: int, environ: Mapping[str, str]) -> int:
     """Decide, record, and act; returns the exit code for the batch script."""
-    events = run_dir.read_events()
-    decision = decide(exit_code, events, read_config(run_dir).requeue)
+    config, events = read_config(run_dir), run_dir.read_events()
+    why = StopReason.UNKNOWN
+    if "SLURM_JOB_ID" in environ and exit_code != EXIT_DONE:
+        job, now = show_job(requeue_target(environ)), time.time()
+        why = stop_reason(job, restart_count(environ), config.resources.warn_before_s, now)
+    decision = decide(exit_code, events, config.requeue, why)
+    _record(run_dir, decision, exit_code, events, environ)
+    if decision.event == "requeued" and why is not StopReason.REQUEUED:
+        return _start_again(run_dir, decision, environ)
+    return decision.exit_code
+
+
+def _record(
+    run_dir: RunDir,
+    decision: Decision,
+    exit_code: int,
+    events: Sequence[Event],
+    environ: Mapping[str, str],
+) -> None:
+    if any(event["event"] == decision.event for event in events) and decision.event == "finished":
+        return  # training has said so itself, with the accuracy
     fields: dict[str, Any] = {"attempt": int(environ.get("HPCDDP_ATTEMPT", "0"))}
-    if decision.event == "finished" and any(event["event"] == "finished" for event in events):
-        return decision.exit_code
-    if decision.event == "requeued" and exit_code != EXIT_AGAIN:
+    if decision.event == "requeued" and decision.exit_code != EXIT_AGAIN:
         fields["failure"] = exit_code
     if decision.reason:
         fields["reason"] = decision.reason
     run_dir.append_event(decision.event, **fields, exit_code=exit_code)
-    if decision.event == "requeued":
-        return _start_again(run_dir, decision, environ)
-    return decision.exit_code
 
 
 def _start_again(run_dir: RunDir, decision: Decision, environ: Mapping[str, str]) -> int:
@@ -113,15 +135,36 @@ def _start_again(run_dir: RunDir, decision: Decision, environ: Mapping[str, str]
     if "SLURM_JOB_ID" not in environ:
         return EXIT_AGAIN
     target = requeue_target(environ)
-    for words in (["requeue", target], ["update", f"jobid={target}", "requeue=1"]):
-        refusal = _scontrol(words)
-        if refusal is None and words[0] == "update":
-            refusal = _scontrol(["requeue", target])
-        if refusal is None:
-            return decision.exit_code
-    run_dir.append_event("failed", reason=f"Slurm refused to requeue: {refusal}", exit_code=1)
-    print(f"hpcddp: cannot requeue {target}: {refusal}", file=sys.stderr)
+    refusal = _requeue(target) and _send_anew(run_dir)
+    if refusal:
+        run_dir.append_event("failed", reason=f"Slurm refused to requeue: {refusal}", exit_code=1)
+        print(f"hpcddp: cannot requeue {target}: {refusal}", file=sys.stderr)
     return decision.exit_code
+
+
+def _requeue(target: str) -> str | None:
+    """Requeue this job, allowing it first where the job forbids it; Slurm's refusal, or None."""
+    refusal = _scontrol(["requeue", target])
+    if refusal is None or _scontrol(["update", f"jobid={target}", "requeue=1"]) is not None:
+        return refusal
+    return _scontrol(["requeue", target])
+
+
+def _send_anew(run_dir: RunDir) -> str | None:
+    """Where Slurm forbids to requeue, a new job takes over; the refusal, or None.
+
+    `singleton` holds it until the last job of this name and user, which is this one, has ended.
+    """
+    from hpcddp.launch.slurm import submit_to_slurm
+
+    try:
+        job_id = submit_to_slurm(run_dir, "--dependency=singleton")
+    except SubmissionFailed as error:
+        return str(error)
+    first = next((e for e in run_dir.read_events() if e["event"] == "submitted"), {})
+    place = {key: first[key] for key in _SUBMITTED_FIELDS if key in first}
+    run_dir.append_event("submitted", **place, job_id=job_id)
+    return None
 
 
 def _scontrol(words: Sequence[str]) -> str | None:

@@ -48,6 +48,7 @@ class JobInfo:
     eligible_time: float | None = None
     start_time: float | None = None
     end_time: float | None = None
+    preempt_time: float | None = None  # only `show_job` tells
     partition: str = ""
     nodes: str = ""
     forgotten: bool = False
@@ -130,6 +131,12 @@ def _from_squeue(row: Mapping[str, str]) -> JobInfo:
     )
 
 
+def show_job(job_id: str) -> JobInfo:
+    """One job as `scontrol show job` tells it; without a state when it does not."""
+    found, answer = _ask_scontrol([job_id])
+    return found.get(job_id, JobInfo(job_id, reason=answer.problem or "not found"))
+
+
 def _ask_scontrol(job_ids: Sequence[str]) -> tuple[dict[str, JobInfo], _Answer]:
     """One call for each job, all within one time-out."""
     jobs: dict[str, JobInfo] = {}
@@ -159,6 +166,7 @@ def parse_show_job(job_id: str, text: str) -> JobInfo:
         eligible_time=_number(values.get("EligibleTime", "")),
         start_time=_number(values.get("StartTime", "")),
         end_time=_number(values.get("EndTime", "")),
+        preempt_time=_number(values.get("PreemptTime", "")),
         partition=values.get("Partition", ""),
         nodes=_word(values.get("NodeList", "")),
     )

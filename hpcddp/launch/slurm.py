@@ -20,10 +20,11 @@ from hpcddp.run_dir import RunDir
 class ScriptExecutor(SlurmExecutor):
     """A submitit executor whose submission file is a finished script."""
 
-    def __init__(self, folder: Path, script: str) -> None:
+    def __init__(self, folder: Path, script: str, *options: str) -> None:
         # SlurmExecutor's own constructor refuses to exist where `srun` is missing.
         PicklingExecutor.__init__(self, folder)
         self.script = script
+        self.options = options
 
     def send(self) -> str:
         """Call sbatch and return the job id. Raises SubmissionFailed."""
@@ -40,7 +41,8 @@ class ScriptExecutor(SlurmExecutor):
         return self.script
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-        return [*sbatch_words(self.script, os.environ), "--parsable", str(submission_file_path)]
+        words = sbatch_words(self.script, os.environ)
+        return [*words, "--parsable", *self.options, str(submission_file_path)]
 
     @staticmethod
     def _get_job_id_from_submission_command(string: bytes | str) -> str:
@@ -51,7 +53,10 @@ class ScriptExecutor(SlurmExecutor):
         return found[-1]
 
 
-def submit_to_slurm(run_dir: RunDir) -> str:
-    """Send the run's job.sbatch and return the job id. Raises SubmissionFailed."""
+def submit_to_slurm(run_dir: RunDir, *options: str) -> str:
+    """Send the run's job.sbatch, with further sbatch options, and return the job id.
+
+    Raises SubmissionFailed.
+    """
     script = run_dir.script.read_text(encoding="utf-8")
-    return ScriptExecutor(run_dir.path / "submitit", script).send()
+    return ScriptExecutor(run_dir.path / "submitit", script, *options).send()

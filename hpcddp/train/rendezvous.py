@@ -13,7 +13,6 @@ import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import timedelta
 
 import psutil
 from torch.distributed import TCPStore
@@ -24,7 +23,8 @@ from hpcddp.errors import HpcddpError
 _ASK_TIMEOUT_S = 2.0  # for one connection or one answer; the deadline counts above it
 _PAUSE_S = 0.1
 _WAIT_NOTICE_S = 20.0
-_LINE_BYTES = 512
+_LINE_BYTES = 2000
+_ALL_HERE = "all here"
 
 _log = logging.getLogger(__name__)
 
@@ -66,18 +66,26 @@ def _greeting(layout: ProcessLayout) -> str:
 
 
 def _receive_others(layout: ProcessLayout, deadline: float, timeout_s: float) -> Meeting:
+    """Write each process's connection down; when all are there, let them go on together."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     missing = set(range(1, layout.world_size))
-    local_address = layout.master_addr
-    with _listen_on_first_free(layout) as listener:
+    with contextlib.ExitStack() as open_until_the_end:
+        listener = open_until_the_end.enter_context(_listen_on_first_free(layout))
+        arrived: dict[int, socket.socket] = {}
         for connection in _connections(listener, layout, missing, deadline):
-            with connection, contextlib.suppress(OSError, ValueError):
-                missing.discard(_answer(connection, layout, store.port))
-                local_address = _plain_address(connection.getsockname()[0])
-        port = listener.getsockname()[1]
-    if missing:
-        raise _others_are_missing(layout, port, missing, timeout_s)
-    return Meeting(store, local_address)
+            open_until_the_end.enter_context(connection)
+            with contextlib.suppress(OSError, ValueError):
+                global_rank = _answer(connection, layout, store.port)
+                arrived[global_rank] = connection
+                missing.discard(global_rank)
+        said = _missing_words(layout, listener.getsockname()[1], missing, timeout_s)
+        for connection in arrived.values():
+            with contextlib.suppress(OSError):
+                connection.sendall(f"{said or _ALL_HERE}\n".encode())
+        if missing:
+            raise HpcddpError(said, "rendezvous")
+        local_address = next(iter(arrived.values())).getsockname()[0]
+    return Meeting(store, _plain_address(local_address))
 
 
 def _listen_on_first_free(layout: ProcessLayout) -> socket.socket:
@@ -143,40 +151,48 @@ def _find_main(layout: ProcessLayout, deadline: float, timeout_s: float) -> Meet
     answers: dict[int, str] = {}
     while time.monotonic() < deadline:
         for port in layout.ports:
+            address = (layout.master_addr, port)
             try:
-                store_port, local_address = _ask(layout, port)
+                with socket.create_connection(address, timeout=_ASK_TIMEOUT_S) as connection:
+                    store_port = _ask(connection, layout)
+                    return _wait_for_all(connection, layout, store_port, deadline)
             except (OSError, ValueError) as error:
                 answers[port] = _reason(error)
-                continue
-            store = TCPStore(
-                layout.master_addr,
-                store_port,
-                wait_for_workers=False,
-                timeout=timedelta(seconds=timeout_s),
-            )
-            return Meeting(store, local_address)
         time.sleep(_PAUSE_S)
     raise _main_not_found(layout, answers, timeout_s)
 
 
-def _ask(layout: ProcessLayout, port: int) -> tuple[int, str]:
-    """Port of the store and our own address; OSError or ValueError where main does not listen."""
-    address = (layout.master_addr, port)
-    with socket.create_connection(address, timeout=_ASK_TIMEOUT_S) as connection:
-        connection.sendall(f"{_greeting(layout)} {layout.global_rank}\n".encode())
-        greeting, _, store_port = _read_line(connection).rpartition(" ")
-        if greeting != _greeting(layout):
-            raise ValueError("somebody else answers")
-        return int(store_port), _plain_address(connection.getsockname()[0])
+def _ask(connection: socket.socket, layout: ProcessLayout) -> int:
+    """The port of the store; OSError or ValueError if it is not our main process that answers."""
+    connection.sendall(f"{_greeting(layout)} {layout.global_rank}\n".encode())
+    greeting, _, store_port = _read_line(connection).rpartition(" ")
+    if greeting != _greeting(layout):
+        raise ValueError("somebody else answers")
+    return int(store_port)
+
+
+def _wait_for_all(
+    connection: socket.socket, layout: ProcessLayout, store_port: int, deadline: float
+) -> Meeting:
+    """Wait until the main process says that all are there. It, not we, decides when to give up."""
+    connection.settimeout(max(0.0, deadline - time.monotonic()) + _ASK_TIMEOUT_S)
+    said = _read_line(connection)
+    if said != _ALL_HERE:
+        raise HpcddpError(said, "rendezvous")
+    store = TCPStore(layout.master_addr, store_port, wait_for_workers=False)
+    return Meeting(store, _plain_address(connection.getsockname()[0]))
 
 
 def _read_line(connection: socket.socket) -> str:
-    """One line of at most 512 bytes; ValueError if what comes is longer or ends early."""
+    """One line; ValueError if what comes is longer than any of ours, or ends early.
+
+    Byte by byte, to leave what comes after it for the next call; these are two lines per start.
+    """
     received = b""
     while not received.endswith(b"\n"):
-        block = connection.recv(_LINE_BYTES)
-        received += block
-        if not block or len(received) > _LINE_BYTES:
+        byte = connection.recv(1)
+        received += byte
+        if not byte or len(received) > _LINE_BYTES:
             raise ValueError("somebody else answers")
     return received.decode().strip()
 
@@ -194,15 +210,15 @@ def _reason(error: Exception) -> str:
 # What went wrong, in words.
 
 
-def _others_are_missing(
-    layout: ProcessLayout, port: int, missing: set[int], timeout_s: float
-) -> HpcddpError:
-    return HpcddpError(
+def _missing_words(layout: ProcessLayout, port: int, missing: set[int], timeout_s: float) -> str:
+    """One line about who did not come; empty if all came."""
+    if not missing:
+        return ""
+    return (
         f"{_rank_list(missing, layout.world_size)} did not come to "
         f"{layout.master_addr}:{port} within {timeout_s:.0f} s. Likely causes: they failed before "
         "(see their logs: `hpcddp logs RUN --rank R`), they start later than that "
-        "(train.rendezvous_timeout_s), or their nodes cannot reach this one.",
-        "rendezvous",
+        "(train.rendezvous_timeout_s), or their nodes cannot reach this address."
     )
 
 

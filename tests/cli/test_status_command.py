@@ -139,10 +139,10 @@ def test_watching_all_runs_shows_new_ones_and_ends_with_ctrl_c(root):
     assert process.wait(timeout=20) == 130
 
 
-def test_a_hundred_runs_take_less_than_half_a_second_of_processor_time(root):
-    for number in range(100):
-        run_dir = make_run(root, f"run{number}", "1", "started", *["checkpoint"] * 30)
-        run_dir.metrics.write_text('{"step": 12, "loss": 1.0, "images_per_s": 9.0}\n' * 100)
+def test_it_takes_less_than_half_a_second_of_processor_time(root):
+    for number in range(20):
+        run_dir = make_run(root, f"run{number}", "1", "started", *["checkpoint"] * 100)
+        run_dir.metrics.write_text('{"step": 12, "loss": 1.0, "images_per_s": 9.0}\n' * 2000)
 
     def used_s():
         before = resource.getrusage(resource.RUSAGE_CHILDREN)

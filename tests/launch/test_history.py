@@ -5,7 +5,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcddp.launch.history import FileTail, RunHistory, since_submission
+from hpcddp.launch.history import FileTail, RunHistory, read_history, since_submission
 from hpcddp.run_dir import RunDir
 
 
@@ -54,7 +54,7 @@ def test_however_a_file_grows_its_lines_are_the_same(tmp_path_factory, pieces):
 
 def test_a_history_tells_what_is_new(tmp_path):
     run_dir = RunDir(tmp_path)
-    history = RunHistory(run_dir)
+    history = read_history(run_dir)
     assert history.refresh() == []
     run_dir.append_event("submitted", job_id="1")
     append(run_dir.metrics, json.dumps({"step": 1, "loss": 2.0}).encode() + b"\n")
@@ -65,6 +65,35 @@ def test_a_history_tells_what_is_new(tmp_path):
     assert (history.train["loss"], history.evaluation["accuracy"]) == (2.0, 0.5)
     assert history.submission["job_id"] == "1"
     assert history.last_write_time > 0
+
+
+def write_metrics(run_dir, *records):
+    run_dir.metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def test_of_a_long_history_only_the_newest_is_read(tmp_path):
+    run_dir = RunDir(tmp_path)
+    for step in range(50):
+        run_dir.append_event("checkpoint", step=step)
+    run_dir.append_event("stopped", step=49)
+    training = [{"step": step, "loss": 1.0, "padding": "x" * 100} for step in range(1000)]
+    evaluation = {"step": 300, "accuracy": 0.5}
+    write_metrics(run_dir, *training[:300], evaluation, *training[300:])
+    history = read_history(run_dir)
+    assert [(event["event"], event["step"]) for event in history.events] == [
+        ("checkpoint", 49), ("stopped", 49),
+    ]  # fmt: skip
+    assert (history.train["step"], history.evaluation) == (999, evaluation)
+    assert len(RunHistory(run_dir, whole=True).refresh()) == 51 + 1001
+
+
+def test_what_comes_after_the_first_look_is_told_completely(tmp_path):
+    run_dir = RunDir(tmp_path)
+    history = read_history(run_dir)
+    for step in range(3):
+        run_dir.append_event("checkpoint", step=step)
+    write_metrics(run_dir, {"step": 1, "loss": 1.0}, {"step": 2, "loss": 1.0})
+    assert [record["step"] for record in history.refresh()] == [0, 1, 2, 1, 2]
 
 
 def record(kind, job_id=None):

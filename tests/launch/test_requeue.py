@@ -6,8 +6,14 @@ from hpcddp.config.load import Layer, resolve
 from hpcddp.config.schema import RequeueConfig
 from hpcddp.config.write import config_text
 from hpcddp.launch import requeue
-from hpcddp.launch.requeue import decide, finish_attempt
+from hpcddp.launch.requeue import finish_attempt
+from hpcddp.launch.scheduler import JobInfo
+from hpcddp.launch.stop_reason import StopReason
 from hpcddp.run_dir import RunDir
+
+
+def decide(exit_code, events, budget, why=StopReason.UNKNOWN):
+    return requeue.decide(exit_code, events, budget, why)
 
 
 def history(*kinds):
@@ -32,6 +38,8 @@ def history(*kinds):
         (1, ["submitted", "started"], "failed", 1),
         (2, ["submitted"], "failed", 2),
         (75, ["submitted", "started", "stopped:5", "cancelled"], "cancelled", 75),
+        # the last step was done before the cancellation was noticed
+        (0, ["submitted", "started", "cancelled"], "finished", 0),
         # a new submission of a run that was cancelled before may be requeued again
         (75, ["submitted", "cancelled", "submitted", "started", "checkpoint:9"], "requeued", 75),
     ],
@@ -61,6 +69,27 @@ def test_failures_have_a_budget_of_their_own():
     assert (first.event, first.exit_code) == ("requeued", 1)
     used = [*history("submitted"), *[{"event": "requeued", "failure": 1}] * 2]
     assert decide(1, used, budget).event == "failed"
+
+
+def test_a_job_that_slurm_says_is_cancelled_is_never_requeued():
+    saved = history("submitted", "started", "checkpoint:5", "stopped:5")
+    decision = decide(75, saved, RequeueConfig(), StopReason.CANCELLED)
+    assert (decision.event, decision.exit_code) == ("cancelled", 75)
+
+
+@pytest.mark.parametrize("why", [StopReason.PREEMPTED, StopReason.TIME_LIMIT])
+def test_the_reason_of_a_stop_is_recorded(why):
+    saved = history("submitted", "started", "checkpoint:5", "stopped:5")
+    assert decide(75, saved, RequeueConfig(), why).reason == why.value
+
+
+@pytest.fixture(autouse=True)
+def slurm_says(monkeypatch):
+    """What `scontrol show job` answers; a test may put another JobInfo first."""
+    answers = [JobInfo("7", state="RUNNING", restarts=0)]
+    monkeypatch.setattr(requeue, "show_job", lambda job_id: answers[0])
+    monkeypatch.setattr(requeue, "_send_anew", lambda run_dir: "no new job either")
+    return answers
 
 
 @pytest.fixture
@@ -109,8 +138,16 @@ def test_a_refused_requeue_is_a_recorded_failure(run_dir, monkeypatch, capsys):
     monkeypatch.setattr(requeue, "_scontrol", lambda words: "no such job")
     finish_attempt(run_dir, 75, {"SLURM_JOB_ID": "7"})
     assert run_dir.read_events()[-1]["event"] == "failed"
-    assert "no such job" in run_dir.read_events()[-1]["reason"]
-    assert "no such job" in capsys.readouterr().err
+    assert "no new job either" in run_dir.read_events()[-1]["reason"]
+    assert "no new job either" in capsys.readouterr().err
+
+
+def test_what_slurm_has_requeued_already_is_left_alone(run_dir, monkeypatch, slurm_says):
+    slurm_says[0] = JobInfo("7", state="COMPLETING", restarts=1)
+    monkeypatch.setattr(requeue, "_scontrol", lambda words: pytest.fail(f"asked for {words}"))
+    assert finish_attempt(run_dir, 75, {"SLURM_JOB_ID": "7"}) == 75
+    event = run_dir.read_events()[-1]
+    assert (event["event"], event["reason"]) == ("requeued", "requeued by Slurm")
 
 
 def test_a_finished_run_is_recorded_once(run_dir):

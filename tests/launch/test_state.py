@@ -175,6 +175,13 @@ def test_exit_codes_read_as_words(code, words):
     assert exit_words(code) == words
 
 
+def test_an_endless_error_is_cut_where_the_log_says_the_rest(tmp_path):
+    run_dir = make_run(tmp_path, "submitted", f"failed attempt=0 global_rank=0 error={'x' * 9000}")
+    reason = status(run_dir, JobInfo("38", "FAILED")).reason
+    assert len(reason) < 400 + len(str(run_dir.path))
+    assert "xxx…; see " in reason
+
+
 def test_runs_are_the_folders_with_a_configuration_or_events(tmp_path):
     make_run(tmp_path, "submitted", name="b")
     (tmp_path / "a").mkdir()

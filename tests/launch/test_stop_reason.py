@@ -1,0 +1,29 @@
+"""Slurm's states to the reason of a stop, as a table of what was observed."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hpcddp.launch.scheduler import JobInfo, parse_show_job
+from hpcddp.launch.stop_reason import StopReason, stop_reason
+
+CASES = yaml.safe_load((Path(__file__).parents[1] / "cases/stop_reasons.yaml").read_text())
+NOW = 1_800_000_000
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
+def test_the_reason_follows_from_what_slurm_says(case):
+    fields = {k: v + NOW if k.endswith("_time") else v for k, v in case["job"].items()}
+    job = JobInfo("7", **fields)
+    assert stop_reason(job, restart_count=1, warn_before_s=120, now=NOW).value == case["means"]
+
+
+def test_every_reason_has_a_case():
+    assert {case["means"] for case in CASES} == {reason.value for reason in StopReason}
+
+
+@pytest.mark.parametrize(("text", "time"), [("None", None), (str(NOW), NOW)])
+def test_the_preemption_time_is_read(text, time):
+    lines = f"JobId=7 JobName=x PreemptTime=5\n   JobState=RUNNING\n   PreemptTime={text} X=1\n"
+    assert parse_show_job("7", lines).preempt_time == time

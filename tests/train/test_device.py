@@ -1,0 +1,64 @@
+import pytest
+import torch
+
+from hpcddp.config.layout import ProcessLayout
+from hpcddp.errors import HpcddpError
+from hpcddp.train import device as device_module
+from hpcddp.train.device import choose_device
+
+
+@pytest.fixture
+def visible(monkeypatch):
+    """Pretend that torch sees so many devices; the one made current is remembered."""
+    current = []
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+
+    def pretend(count):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        return current
+
+    return pretend
+
+
+@pytest.mark.parametrize(
+    ("wish", "device_index", "count", "expected"),
+    [
+        ("cpu", 0, 4, "cpu"),
+        ("auto", 0, 0, "cpu"),
+        ("auto", None, 4, "cpu"),
+        ("auto", 3, 4, "cuda:3"),
+        ("cuda", 0, 1, "cuda:0"),
+    ],
+)
+def test_the_device_is_what_the_layout_says(visible, wish, device_index, count, expected):
+    current = visible(count)
+    layout = ProcessLayout(device_index=device_index)
+    assert choose_device(wish, layout) == torch.device(expected)
+    assert current == ([torch.device(expected)] if expected != "cpu" else [])
+
+
+def test_asking_for_a_gpu_where_there_is_none_says_what_to_do(visible):
+    visible(0)
+    with pytest.raises(HpcddpError, match=r"sees no CUDA device.*train\.device=cpu") as caught:
+        choose_device("cuda", ProcessLayout())
+    assert caught.value.code == "no_gpu"
+
+
+def test_more_processes_than_gpus_is_said(visible):
+    visible(2)
+    with pytest.raises(HpcddpError, match="CUDA device 3, but only 2 are visible") as caught:
+        choose_device("auto", ProcessLayout(device_index=3))
+    assert caught.value.code == "gpu_mismatch"
+
+
+def test_determinism_is_switched_on_without_its_costly_half(monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    before = torch.are_deterministic_algorithms_enabled()
+    try:
+        device_module.make_deterministic()
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+        assert not torch.utils.deterministic.fill_uninitialized_memory
+    finally:
+        torch.use_deterministic_algorithms(before)
+        torch.utils.deterministic.fill_uninitialized_memory = True

@@ -1,0 +1,137 @@
+"""Processes of one job find each other, whatever else sits on their ports."""
+
+import contextlib
+import socket
+import threading
+import time
+
+import pytest
+import torch
+from train_ranks import free_ports, layouts, start
+
+from hpcddp.errors import HpcddpError
+from hpcddp.train import rendezvous
+from hpcddp.train.process_group import open_ranks
+
+
+def meet_and_add(layout, timeout_s=30):
+    """In a child: meet, add up the ranks, part."""
+    ranks = open_ranks(layout, torch.device("cpu"), timeout_s)
+    total = torch.tensor(float(layout.global_rank))
+    ranks.sum_across(total)
+    ranks.close()
+    return float(total)
+
+
+def meet_later(layout, delay_s):
+    time.sleep(delay_s)
+    return meet_and_add(layout)
+
+
+def reason_not_to_meet(layout, timeout_s):
+    try:
+        meet_and_add(layout, timeout_s)
+    except HpcddpError as error:
+        return error.code, error.message
+    return None
+
+
+@contextlib.contextmanager
+def stranger(kind, address="127.0.0.1"):
+    """Somebody else's program on a port: mute, talkative, or one that hangs up."""
+    listener = socket.create_server((address, 0))
+    connections = []
+
+    def serve():
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                connections.append(connection)
+                if kind == "talkative":
+                    connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n" + b"x" * 2000)
+                if kind == "hangs up":
+                    connection.close()
+
+    threading.Thread(target=serve, daemon=True).start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        listener.close()
+        for connection in connections:
+            connection.close()
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_ranks_meet_and_add_up(world_size):
+    totals = start(meet_and_add, [(layout,) for layout in layouts(world_size)]).results()
+    assert totals == [sum(range(world_size))] * world_size
+
+
+@pytest.mark.parametrize("kind", ["mute", "talkative", "hangs up"])
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
+def test_a_stranger_on_the_first_port_costs_a_moment_only(kind, address):
+    with stranger(kind, address) as taken:
+        ports = (taken, *free_ports(1))
+        calls = [(layout,) for layout in layouts(2, ports=ports)]
+        assert start(meet_and_add, calls).results() == [1.0, 1.0]
+
+
+def test_two_jobs_with_the_same_ports_do_not_mix():
+    ports = free_ports(3)
+    calls = [
+        (layout, delay_s)
+        for key in ("7.0", "8.0")
+        for layout, delay_s in zip(layouts(3, ports=ports, job_key=key), (0, 0.2, 0.4), strict=True)
+    ]
+    assert start(meet_later, calls).results() == [3.0] * 6
+
+
+def test_a_process_of_an_earlier_start_is_not_let_in():
+    ports = free_ports(1)
+    now = [(layout, 2.0) for layout in layouts(2, ports=ports, restart_count=1)]
+    before = [(layout, 2.0) for layout in layouts(2, ports=ports, restart_count=0)]
+    (main_code, main_said), (old_code, old_said) = start(
+        reason_not_to_meet, [now[0], before[1]]
+    ).results()
+    assert main_code == old_code == "rendezvous"
+    assert "Ranks 1 of 2 did not come" in main_said
+    assert "rank 0" in old_said
+
+
+def test_the_main_process_may_be_late():
+    calls = zip(layouts(3), (1.0, 0.0, 0.5), strict=True)
+    assert start(meet_later, list(calls)).results() == [3.0] * 3
+
+
+def test_who_waits_in_vain_says_where_and_why():
+    with stranger("mute") as taken:
+        port = free_ports(1)[0]
+        [_, lonely] = layouts(2, ports=(taken, port))
+        [(code, said)] = start(reason_not_to_meet, [(lonely, 3.0)]).results()
+    assert code == "rendezvous"
+    for part in ("Rank 1", "127.0.0.1", f"{taken} (no answer)", f"{port} (Connection refused)"):
+        assert part in said
+    assert "train.rendezvous_timeout_s" in said
+
+
+def test_the_main_process_names_who_is_missing():
+    calls = [(layout, 1.0) for layout in layouts(4)]
+    [main, other] = start(reason_not_to_meet, [calls[0], calls[2]]).results()
+    assert main == other
+    assert main[0] == "rendezvous"
+    assert "Ranks 1, 3 of 4 did not come" in main[1]
+
+
+def test_no_free_port_at_all_is_said_at_once():
+    with stranger("mute", "0.0.0.0") as first, stranger("mute", "0.0.0.0") as second:
+        main = layouts(2, ports=(first, second))[0]
+        begin = time.monotonic()
+        with pytest.raises(HpcddpError, match=f"{first} .*in use.*{second} .*in use") as caught:
+            rendezvous.meet(main, 30.0)
+    assert caught.value.code == "rendezvous"
+    assert time.monotonic() - begin < 5
+
+
+def test_the_interface_of_an_address_is_found():
+    assert rendezvous.interface_of("127.0.0.1") == "lo"
+    assert rendezvous.interface_of("192.0.2.1") is None

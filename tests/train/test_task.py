@@ -1,0 +1,73 @@
+import pytest
+from train_ranks import small_config
+
+from hpcddp.config.layout import ProcessLayout
+from hpcddp.errors import ConfigError
+from hpcddp.train.replicas import check_replicas
+from hpcddp.train.task import build_task, identity_of
+
+
+def task_of(*overrides, world_size=1):
+    """100 training images in global batches of 10: an epoch is 10 steps."""
+    base = ("data.synthetic_samples=100", "train.global_batch=10", "train.max_steps=1000")
+    return build_task(small_config(*base, *overrides), ProcessLayout(world_size=world_size))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "total_steps"),
+    [
+        ((), 1000),
+        (("train.max_epochs=3",), 30),
+        (("train.max_epochs=0.25",), 3),
+        (("train.max_epochs=3", "train.max_steps=null"), 30),
+        (("train.max_epochs=200",), 1000),
+    ],
+)
+def test_training_ends_at_the_nearer_limit(overrides, total_steps):
+    assert task_of(*overrides).total_steps == total_steps
+
+
+@pytest.mark.parametrize(
+    ("every", "evaluated"),
+    [
+        ("1", [10, 20, 30, 35]),
+        ("0.5", [5, 10, 15, 20, 25, 30, 35]),
+        ("1.25", [13, 25, 35]),  # 12.5 is in the middle of a step
+        ("null", [35]),
+    ],
+)
+def test_evaluations_come_when_an_epoch_is_through_and_at_the_end(every, evaluated):
+    task = task_of("train.max_steps=35", f"train.eval_every_epochs={every}")
+    assert [step for step in range(36) if task.evaluates_at(step)] == evaluated
+
+
+def test_an_epoch_that_is_no_whole_number_of_steps_is_evaluated_once_each():
+    task = task_of("train.global_batch=30", "train.max_steps=20", "train.eval_every_epochs=1")
+    assert [step for step in range(21) if task.evaluates_at(step)] == [4, 7, 10, 14, 17, 20]
+
+
+def test_records_and_checkpoints_come_at_their_cadence_and_at_the_end():
+    task = task_of("train.max_steps=7", "log.every_steps=2", "checkpoint.every_steps=3")
+    assert [step for step in range(1, 8) if task.logs_at(step)] == [2, 4, 6, 7]
+    assert [step for step in range(1, 8) if task.saves_at(step)] == [3, 6, 7]
+
+
+def test_a_batch_that_does_not_divide_is_refused():
+    with pytest.raises(ConfigError, match=r"train\.global_batch to 9 or 12"):
+        task_of(world_size=3)
+
+
+def test_one_replica_cannot_fill_a_job_of_many():
+    config = small_config("train.replicas=single")
+    check_replicas(config, ProcessLayout())
+    with pytest.raises(ConfigError, match=r"trains one process, and this job has 4"):
+        check_replicas(config, ProcessLayout(world_size=4))
+
+
+def test_the_identity_of_a_run_ignores_what_may_change():
+    one = identity_of(small_config(), "a")
+    assert one == identity_of(
+        small_config("data.workers=3", "optim.lr=1", "log.every_steps=9"), "a"
+    )
+    assert one != identity_of(small_config("train.global_batch=24"), "a")
+    assert one != identity_of(small_config(), "b")
