@@ -60,10 +60,23 @@ def _work(
     for warning in layout.warnings:
         _log.warning("%s", warning)
     if config.command:
+        _record_start(run_dir, layout)
         _become(config.command, layout)
     from hpcddp.train.loop import train
 
     return train(config, layout, run_dir, stop_flag)
+
+
+def _record_start(run_dir: RunDir, layout: ProcessLayout) -> None:
+    """What training says of its start itself; a user's own program does not know how."""
+    if layout.is_main:
+        run_dir.append_event(
+            "started",
+            attempt=layout.attempt,
+            job_id=layout.requeue_target or layout.job_key,
+            world_size=layout.world_size,
+            hosts=list(layout.hosts),
+        )
 
 
 def _become(command: tuple[str, ...], layout: ProcessLayout) -> NoReturn:

@@ -5,6 +5,7 @@ Nothing may follow a requeue: Slurm begins to kill the job at once.
 """
 
 import argparse
+import dataclasses
 import os
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from typing import Any
 
 from hpcddp.cluster.job_names import requeue_target, restart_count
 from hpcddp.config.layout import EXIT_AGAIN, EXIT_DONE
-from hpcddp.config.schema import RequeueConfig
+from hpcddp.config.schema import RequeueConfig, RunConfig
 from hpcddp.config.write import read_config
 from hpcddp.errors import HpcddpError
 from hpcddp.launch.sbatch import SubmissionFailed
@@ -106,11 +107,17 @@ def finish_attempt(run_dir: RunDir, exit_code: int, environ: Mapping[str, str]) 
     if "SLURM_JOB_ID" in environ and exit_code != EXIT_DONE:
         job, now = show_job(requeue_target(environ)), time.time()
         why = stop_reason(job, restart_count(environ), config.resources.warn_before_s, now)
-    decision = decide(exit_code, events, config.requeue, why)
+    decision = decide(exit_code, events, _budget(config), why)
     _record(run_dir, decision, exit_code, events, environ)
     if decision.event == "requeued" and why is not StopReason.REQUEUED:
         return _start_again(run_dir, decision, environ)
     return decision.exit_code
+
+
+def _budget(config: RunConfig) -> RequeueConfig:
+    """What a user's own program has saved cannot be seen from here, so it cannot be asked for."""
+    limits = config.requeue
+    return dataclasses.replace(limits, max_without_progress=0) if config.command else limits
 
 
 def _record(

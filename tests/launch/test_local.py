@@ -47,20 +47,21 @@ def test_a_run_sees_torchs_variables_and_ends_as_finished(workplace):
     assert first[:5] == ["0", "2", "0", "1", "127.0.0.1"]
     assert second[:4] == ["1", "2", "0", "1"]
     assert first[5] == second[5]
-    assert kinds(run_dir) == ["submitted", "finished"]
+    assert sorted(kinds(run_dir)) == ["finished", "started", "submitted"]
 
 
 def test_exit_code_75_starts_it_again_with_new_logs(workplace):
     code = (
         "import os, sys; n = int(os.environ['HPCDDP_ATTEMPT']); print('attempt', n);"
-        "sys.exit(75 if n < 2 else 0)"
+        "sys.exit(75 if n < 4 else 0)"
     )
     submit("r", code)
     assert hpcddp("wait", "r").returncode == 0
     run_dir = RunDir(workplace / "runs" / "r")
-    for attempt in range(3):
+    for attempt in range(5):
         assert f"attempt {attempt}" in run_dir.rank_log(attempt, 1).read_text()
-    assert kinds(run_dir) == ["submitted", "requeued", "requeued", "finished"]
+    assert kinds(run_dir).count("requeued") == 4
+    assert kinds(run_dir)[-1] == "finished"
 
 
 def test_a_failure_is_final_and_keeps_its_code(workplace):
@@ -75,7 +76,7 @@ def test_a_failure_within_the_budget_is_tried_again(workplace):
     code = "import os, sys; sys.exit(3 if os.environ['HPCDDP_ATTEMPT'] == '0' else 0)"
     submit("r", code, "requeue.max_failures=1")
     assert hpcddp("wait", "r").returncode == 0
-    assert kinds(RunDir(workplace / "runs" / "r")) == ["submitted", "requeued", "finished"]
+    assert kinds(RunDir(workplace / "runs" / "r"))[-3:] == ["requeued", "started", "finished"]
 
 
 def test_the_job_outlives_the_terminal_it_was_sent_from(workplace):

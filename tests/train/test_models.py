@@ -27,7 +27,7 @@ def test_options_reach_torchvisions_builder():
 
 
 def test_an_unknown_model_is_refused_with_the_nearest_names():
-    with pytest.raises(ConfigError, match="resnet51: torchvision has no such model.*resnet50"):
+    with pytest.raises(ConfigError, match=r"resnet51: torchvision has no such model.*resnet50"):
         check_model("resnet51")
 
 
