@@ -8,6 +8,7 @@ from train_ranks import events_of, kinds_of, small_config, train_on
 from hpcddp.checkpoint_dir import CheckpointError
 from hpcddp.config.batch import BatchPlan
 from hpcddp.config.layout import ProcessLayout
+from hpcddp.data.datasets import build_dataset
 from hpcddp.data.stream import eval_batches
 from hpcddp.run_dir import RunDir, read_json_lines
 from hpcddp.train.evaluate import most_batches
@@ -80,31 +81,19 @@ def test_rates_are_counted_from_the_steps_alone():
     assert clock.take_rates(plan)["images_per_s"] == 32.0
 
 
-@pytest.mark.parametrize(
-    ("samples", "world_size", "micro_batch"), [(10, 4, 2), (7, 3, 5), (9, 2, 2)]
-)
+SHARES = [(10, 4, 2), (7, 3, 5), (9, 2, 2), (3, 4, 1)]
+
+
+@pytest.mark.parametrize(("samples", "world_size", "micro_batch"), SHARES)
 def test_no_share_of_the_test_set_has_more_batches_than_foreseen(samples, world_size, micro_batch):
-    class Counted:
-        def __len__(self):
-            return samples
-
-        def fetch(self, samples_n2, augment):
-            return samples_n2
-
-    counts = [
-        len(
-            list(
-                eval_batches(
-                    Counted(),
-                    global_rank=rank,
-                    world_size=world_size,
-                    micro_batch=micro_batch,
-                )
-            )
-        )
+    config = small_config(f"data.synthetic_samples={5 * samples}")
+    test_set = build_dataset(config.data, "test")
+    shares = [
+        eval_batches(test_set, global_rank=rank, world_size=world_size, micro_batch=micro_batch)
         for rank in range(world_size)
     ]
-    assert max(counts) == most_batches(samples, world_size, micro_batch)
+    counts = [len(list(share)) for share in shares]
+    assert max(counts) == most_batches(len(test_set), world_size, micro_batch)
 
 
 def test_metrics_and_events_have_what_readers_need(tmp_path):
