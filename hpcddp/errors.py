@@ -19,3 +19,7 @@ class ConfigError(HpcddpError):
 
     def __init__(self, message: str, code: str = "bad_config") -> None:
         super().__init__(message, code)
+
+
+class SubmissionFailed(Exception):
+    """sbatch refused a job; the message is Slurm's. The CLI exits with 1."""

@@ -7,7 +7,7 @@ import click
 
 import hpcddp
 from hpcddp.config.layout import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
-from hpcddp.errors import HpcddpError
+from hpcddp.errors import HpcddpError, SubmissionFailed
 
 VERBS = {
     "submit": "send a job to Slurm, or to this machine with --cluster local",
@@ -17,6 +17,7 @@ VERBS = {
     "logs": "print or follow the log of a run",
     "wait": "wait for the end of a run",
     "cancel": "stop a run for good",
+    "resume": "send an ended run once more, from its newest checkpoint",
     "env": "which process am I: ranks, sizes, hosts, address and port",
     "checkpoint": "list, verify and compare checkpoints",
 }
@@ -41,7 +42,7 @@ class _Verbs(click.Group):
 @click.command(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(hpcddp.__version__, prog_name="hpcddp")
 def group() -> None:
-    """Data-parallel PyTorch training on Slurm: submit it, survive preemption, see why it is slow."""
+    """Data-parallel PyTorch training on Slurm: send it, watch it, survive preemption."""
 
 
 def main() -> None:
@@ -50,6 +51,9 @@ def main() -> None:
         code = group.main(standalone_mode=False, prog_name="python -m hpcddp")
     except HpcddpError as error:
         code = _complain(error.message)
+    except SubmissionFailed as error:
+        click.echo(f"Error: not submitted: {error}", err=True)
+        code = EXIT_FAILED
     except click.exceptions.Abort:
         code = EXIT_INTERRUPTED
     except click.ClickException as error:

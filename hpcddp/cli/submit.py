@@ -11,7 +11,7 @@ from hpcddp.cli.options import RequestCommand, build_request, request_options
 from hpcddp.config.layout import EXIT_FAILED
 from hpcddp.config.write import config_text
 from hpcddp.launch.request import resolve_request, world_size
-from hpcddp.launch.sbatch import SubmissionFailed, test_only
+from hpcddp.launch.sbatch import test_only
 from hpcddp.launch.submission import Submission, prepare, send
 
 
@@ -30,19 +30,15 @@ def command(context: click.Context, dry_run: bool, follows: bool, **typed: Any) 
     submission = prepare(request, typed["name"], os.environ)
     if dry_run:
         sys.exit(_show(submission))
-    try:
-        job_id = send(submission)
-    except SubmissionFailed as error:
-        click.echo(f"Error: not submitted: {error}", err=True)
-        sys.exit(EXIT_FAILED)
-    _announce(submission, job_id)
+    announce(submission, send(submission))
     if follows:
         from hpcddp.launch.follow import follow
 
         sys.exit(follow(submission.run_dir))
 
 
-def _announce(submission: Submission, job_id: str) -> None:
+def announce(submission: Submission, job_id: str) -> None:
+    """Say what was sent, and what can be typed next."""
     config, profile = submission.request.config, submission.request.profile
     processes = world_size(config, profile)
     run = shlex.quote(submission.run_dir.name)

@@ -1,4 +1,4 @@
-"""Everything one run can be told, as strict frozen dataclasses. Does not know where values come from.
+"""Everything one run can be told, as strict frozen dataclasses. Knows no file and no machine.
 
 The comment behind a field is its help text; `hpcddp.config.load` merges the layers into a
 `RunConfig`. `None` means "decide from the context", and the comment says how.

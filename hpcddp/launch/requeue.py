@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,7 @@ from hpcddp.cluster.job_names import requeue_target, restart_count
 from hpcddp.config.layout import EXIT_AGAIN, EXIT_DONE
 from hpcddp.config.schema import RequeueConfig, RunConfig
 from hpcddp.config.write import read_config
-from hpcddp.errors import HpcddpError
-from hpcddp.launch.sbatch import SubmissionFailed
+from hpcddp.errors import HpcddpError, SubmissionFailed
 from hpcddp.launch.scheduler import show_job
 from hpcddp.launch.stop_reason import StopReason, stop_reason
 from hpcddp.run_dir import RunDir
@@ -42,15 +41,14 @@ class Decision:
 def decide(
     exit_code: int, events: Sequence[Event], budget: RequeueConfig, why: StopReason
 ) -> Decision:
-    """Pure: srun's exit code, the run's history and Slurm's reason to a Decision.
+    """Pure: srun's exit code, the history since the user sent the run, and Slurm's reason.
 
     A requeue never turns a failure into success: exit codes are kept, and 75 is what a job that
     goes on leaves with. Slurm would also requeue a cancelled job if it were asked.
     """
     if exit_code == EXIT_DONE:
         return Decision("finished", "", EXIT_DONE)
-    since_submission = _after_last("submitted", events)
-    asked_for = any(event["event"] == "cancelled" for event in since_submission)
+    asked_for = any(event["event"] == "cancelled" for event in events)
     if asked_for or why is StopReason.CANCELLED:
         return Decision("cancelled", StopReason.CANCELLED.value, exit_code)
     if _stopped_early(exit_code, events):
@@ -64,7 +62,7 @@ def _stopped_early(exit_code: int, events: Sequence[Event]) -> bool:
     """
     if exit_code == EXIT_AGAIN:
         return True
-    this_attempt = _after_last("started", events)
+    this_attempt = _after_last(events, lambda event: event["event"] == "started")
     return exit_code > 128 and any(event["event"] == "stopped" for event in this_attempt)
 
 
@@ -95,14 +93,19 @@ def _attempts_without_progress(events: Sequence[Event]) -> int:
     return count
 
 
-def _after_last(kind: str, events: Sequence[Event]) -> Sequence[Event]:
-    starts = [index for index, event in enumerate(events) if event["event"] == kind]
-    return events[starts[-1] :] if starts else events
+def since_sent(events: Sequence[Event]) -> Sequence[Event]:
+    """The events since a person sent the run, by `submit` or `resume`: budgets begin anew there."""
+    return _after_last(events, lambda event: event["event"] == "submitted" and "again" not in event)
+
+
+def _after_last(events: Sequence[Event], is_one: Callable[[Event], bool]) -> Sequence[Event]:
+    places = [index for index, event in enumerate(events) if is_one(event)]
+    return events[places[-1] :] if places else events
 
 
 def finish_attempt(run_dir: RunDir, exit_code: int, environ: Mapping[str, str]) -> int:
     """Decide, record, and act; returns the exit code for the batch script."""
-    config, events = read_config(run_dir), run_dir.read_events()
+    config, events = read_config(run_dir), since_sent(run_dir.read_events())
     why = StopReason.UNKNOWN
     if "SLURM_JOB_ID" in environ and exit_code != EXIT_DONE:
         job, now = show_job(requeue_target(environ)), time.time()
@@ -170,7 +173,7 @@ def _send_anew(run_dir: RunDir) -> str | None:
         return str(error)
     first = next((e for e in run_dir.read_events() if e["event"] == "submitted"), {})
     place = {key: first[key] for key in _SUBMITTED_FIELDS if key in first}
-    run_dir.append_event("submitted", **place, job_id=job_id)
+    run_dir.append_event("submitted", **place, job_id=job_id, again=True)
     return None
 
 

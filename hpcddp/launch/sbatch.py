@@ -16,10 +16,6 @@ _OTHER_NAMES = {
 _TEST_ONLY_TIMEOUT_S = 30
 
 
-class SubmissionFailed(Exception):
-    """sbatch refused; the message is Slurm's."""
-
-
 def sbatch_words(script: str, environ: Mapping[str, str]) -> list[str]:
     """`sbatch` in an environment without a surrounding job's variables and without SBATCH_*
     variables that would override a line of the script.

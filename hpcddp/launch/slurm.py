@@ -14,7 +14,8 @@ from submitit.core.core import PicklingExecutor
 from submitit.core.utils import FailedJobError
 from submitit.slurm.slurm import SlurmExecutor
 
-from hpcddp.launch.sbatch import SubmissionFailed, last_words, sbatch_words
+from hpcddp.errors import SubmissionFailed
+from hpcddp.launch.sbatch import last_words, sbatch_words
 from hpcddp.run_dir import RunDir
 
 class ScriptExecutor(SlurmExecutor):

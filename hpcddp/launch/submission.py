@@ -9,11 +9,10 @@ from pathlib import Path
 
 from hpcddp.cluster.options import check_path
 from hpcddp.config.write import config_text
-from hpcddp.errors import ConfigError
+from hpcddp.errors import ConfigError, SubmissionFailed
 from hpcddp.launch.code import record_code
 from hpcddp.launch.render import Place, render_script
 from hpcddp.launch.request import ResolvedRequest, check_sizes, processes_per_node
-from hpcddp.launch.sbatch import SubmissionFailed
 from hpcddp.run_dir import RunDir, runs_root, write_atomically
 
 
@@ -47,6 +46,11 @@ def send(submission: Submission) -> str:
     folder is then kept, with a `failed` event that says why).
     """
     write_run_dir(submission)
+    return send_job(submission)
+
+
+def send_job(submission: Submission) -> str:
+    """Hand over a job whose run directory is written, and record it. Raises SubmissionFailed."""
     run_dir, config = submission.run_dir, submission.request.config
     job_id = _send_to(submission)
     run_dir.append_event(
@@ -69,7 +73,7 @@ def write_run_dir(submission: Submission) -> None:
     except FileExistsError:
         raise ConfigError(
             f"Run `{run_dir.name}` exists already in {run_dir.path.parent}. Use another --name, or "
-            f"look at it with `python -m hpcddp status {run_dir.name}`."
+            f"go on with it: `python -m hpcddp resume {run_dir.name}`."
         ) from None
     except OSError as error:
         raise ConfigError(

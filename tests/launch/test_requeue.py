@@ -13,7 +13,7 @@ from hpcddp.run_dir import RunDir
 
 
 def decide(exit_code, events, budget, why=StopReason.UNKNOWN):
-    return requeue.decide(exit_code, events, budget, why)
+    return requeue.decide(exit_code, requeue.since_sent(events), budget, why)
 
 
 def history(*kinds):
@@ -61,6 +61,15 @@ def test_attempts_without_progress_end_the_run():
 def test_saving_the_same_step_again_is_no_progress():
     again = ["started", "checkpoint:4", *["started", "checkpoint:4", "stopped:4"] * 3]
     assert decide(75, history(*again), RequeueConfig(max_without_progress=3)).event == "failed"
+
+
+def test_a_resume_by_hand_begins_a_new_budget_and_a_new_job_by_itself_does_not():
+    idle = [{"event": "submitted"}, *history("started", "stopped:4", "started", "stopped:4")]
+    budget = RequeueConfig(max_without_progress=3)
+    one_more = history("started", "stopped:4")
+    by_itself = {"event": "submitted", "again": True}
+    assert decide(75, [*idle, by_itself, *one_more], budget).event == "failed"
+    assert decide(75, [*idle, {"event": "submitted"}, *one_more], budget).event == "requeued"
 
 
 def test_failures_have_a_budget_of_their_own():

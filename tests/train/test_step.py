@@ -135,9 +135,9 @@ def test_passes_that_are_only_accumulated_reduce_nothing(tmp_path):
 def test_two_ranks_hold_equal_weights_and_buffers_of_the_main_process(tmp_path):
     calls = [(tmp_path, layout) for layout in layouts(2)]
     (first, first_means), (second, second_means) = start(weights_after_two_steps, calls).results()
-    assert torch.equal(first, second)
-    assert not torch.equal(first_means[0], second_means[0])  # each saw its own images
-    assert torch.equal(first_means[1], second_means[1])
+    assert first == second
+    assert first_means[0] != second_means[0]  # each saw its own images
+    assert first_means[1] == second_means[1] == first_means[0]
 
 
 def weights_after_two_steps(run_dir, layout):
@@ -150,8 +150,9 @@ def weights_after_two_steps(run_dir, layout):
     for _ in range(2):
         train_step(session)
         close_vote(session)
-    before = model.conv1[1].running_mean.clone()
+    before = model.conv1[1].running_mean.tolist()
     evaluate(model, session.eval_task, ranks, lambda: False)
-    after = model.conv1[1].running_mean.clone()
+    after = model.conv1[1].running_mean.tolist()
     ranks.close()
-    return torch.cat([p.detach().flatten() for p in model.parameters()]), (before, after)
+    weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    return weights.tolist(), (before, after)

@@ -1,0 +1,24 @@
+"""`resume`: go on with a run that has ended."""
+
+import os
+
+import click
+
+from hpcddp.cli.submit import announce
+from hpcddp.launch.observer import Observer
+from hpcddp.launch.resume import resume_run
+from hpcddp.launch.status import find_run
+from hpcddp.run_dir import runs_root
+
+
+@click.command()
+@click.argument("run")
+@click.argument("overrides", nargs=-1, metavar="[key=value ...]")
+def command(run: str, overrides: tuple[str, ...]) -> None:
+    """Send an ended RUN once more; it goes on from its newest checkpoint.
+
+    Its settings stay, but for key=value words: `resume RUN resources.time=08:00:00`.
+    """
+    run_dir = find_run(runs_root(os.environ), run)
+    [status] = Observer([run_dir]).look()
+    announce(*resume_run(run_dir, status, overrides, os.environ))

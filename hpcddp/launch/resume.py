@@ -1,0 +1,60 @@
+"""Send an ended run once more, in its own folder. What it continues from is decided on the node."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hpcddp.cluster.profile import load_profile
+from hpcddp.config.load import Layer, command_line_layer, resolve
+from hpcddp.config.write import config_text
+from hpcddp.config.yaml_text import load_yaml_mapping
+from hpcddp.errors import HpcddpError
+from hpcddp.launch.render import Place, render_script
+from hpcddp.launch.request import ResolvedRequest, check_sizes
+from hpcddp.launch.status import RunStatus
+from hpcddp.launch.submission import Submission, send_job
+from hpcddp.run_dir import RunDir, write_atomically
+
+
+def resume_run(
+    run_dir: RunDir, status: RunStatus, overrides: Sequence[str], environ: Mapping[str, str]
+) -> tuple[Submission, str]:
+    """Render and send the run's job again; its settings stay, but for `overrides`.
+
+    Returns what was sent and its job id. A run whose state nobody knows any more is sent too.
+
+    Raises HpcddpError for a run that is still going on, or finished with nothing changed, and
+    SubmissionFailed when Slurm refuses.
+    """
+    _refuse_living(status)
+    if status.state == "finished" and not overrides:
+        raise HpcddpError(
+            f"Run `{run_dir.name}` is finished. To train further, change its length: "
+            f"python -m hpcddp resume {run_dir.name} train.max_epochs=N"
+        )
+    submission = _prepare_again(run_dir, overrides, environ)
+    if overrides:
+        write_atomically(run_dir.config, config_text(submission.request.resolved))
+    write_atomically(run_dir.script, submission.script)
+    return submission, send_job(submission)
+
+
+def _refuse_living(status: RunStatus) -> None:
+    if not status.has_ended and status.state != "unknown":
+        raise HpcddpError(
+            f"Run `{status.run}` is {status.state} (job {status.job_id}). Two jobs must never train "
+            f"one run: wait for it, or `python -m hpcddp cancel {status.run}` first."
+        )
+
+
+def _prepare_again(
+    run_dir: RunDir, overrides: Sequence[str], environ: Mapping[str, str]
+) -> Submission:
+    """The run as a Submission, rendered for this python and this folder."""
+    kept = Layer("earlier", load_yaml_mapping(run_dir.config))
+    resolved = resolve([kept, command_line_layer(overrides)])
+    profile = load_profile(resolved.config.cluster, environ)
+    check_sizes(resolved.config, profile)
+    place = Place(run_dir, python=sys.executable, work_dir=Path.cwd())
+    script = render_script(resolved.config, profile, place)
+    return Submission(ResolvedRequest(resolved, profile, run_dir.name), run_dir, script)

@@ -1,0 +1,51 @@
+"""An ended run is sent again in its own folder; a living or a finished one is not."""
+
+import pytest
+from click.testing import CliRunner
+
+from hpcddp.cli import group
+from hpcddp.errors import HpcddpError
+from hpcddp.run_dir import RunDir
+
+
+def hpcddp(*words):
+    return CliRunner().invoke(group, words, standalone_mode=False, catch_exceptions=False)
+
+
+@pytest.fixture
+def run_dir(fake_sbatch):
+    hpcddp("submit", "--cluster", "generic", "--nodes", "2", "--name", "r", "optim.lr=0.5")
+    return RunDir(fake_sbatch / "runs" / "r")
+
+
+@pytest.mark.parametrize("end", ["failed", "cancelled"])
+def test_an_ended_run_is_sent_again_with_its_own_settings(run_dir, end):
+    run_dir.append_event(end)
+    before = run_dir.config.read_text(), run_dir.script.read_text()
+    assert "job 4711" in hpcddp("resume", "r").stdout
+    assert (run_dir.config.read_text(), run_dir.script.read_text()) == before
+    assert [event["event"] for event in run_dir.read_events()][-2:] == [end, "submitted"]
+
+
+def test_changed_settings_are_kept_and_rendered(run_dir):
+    run_dir.append_event("failed")
+    hpcddp("resume", "r", "resources.time=08:00:00", "train.max_epochs=20")
+    assert "time: 08:00:00  # command line" in run_dir.config.read_text()
+    assert "lr: 0.5" in run_dir.config.read_text()
+    assert "#SBATCH --time=08:00:00" in run_dir.script.read_text()
+
+
+def test_a_finished_run_needs_a_new_length(run_dir):
+    run_dir.append_event("finished", step=1)
+    with pytest.raises(HpcddpError, match=r"is finished.*train\.max_epochs=N"):
+        hpcddp("resume", "r")
+    assert "job 4711" in hpcddp("resume", "r", "train.max_epochs=20").stdout
+
+
+def test_a_living_run_is_never_sent_twice(run_dir, fake_sbatch):
+    squeue = fake_sbatch / "bin" / "squeue"
+    row = "4711|RUNNING|gpu|0|0|1|1|9999999999|n1|None"
+    squeue.write_text(f"#!/bin/bash\necho '{row}'\n")
+    squeue.chmod(0o755)
+    with pytest.raises(HpcddpError, match="is running"):
+        hpcddp("resume", "r")
