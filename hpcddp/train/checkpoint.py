@@ -1,12 +1,12 @@
 """Training state to disk and back. Knows torch; knows no collective, no loop, no signal.
 
-A save is three steps that can later run in different places: `snapshot_state` (in the loop), then
-`write_checkpoint` and `publish_checkpoint` (anywhere). Only one process of a run may save.
+A save is two steps that can run in different places: `snapshot_state` (in the loop), then
+`save_snapshot` (in any thread). Only one process of a run may save.
 """
 
 import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from hpcddp.checkpoint_dir import (
 )
 
 State = Mapping[str, Any]
+TakeTensor = Callable[[str, torch.Tensor], torch.Tensor]  # by its name in the state
 
 _PLAIN_TYPES = (int, float, str, bool, type(None))  # with tensors, all that weights_only loads
 
@@ -51,14 +52,23 @@ class LoadedCheckpoint:
 def save_checkpoint(
     checkpoints_dir: Path, step: int, state: State, extra: Mapping[str, Any], keep_last: int
 ) -> CheckpointInfo:
+    """`save_snapshot` of `state` as it is; returns before `state` can change.
+
+    Raises CheckpointError for a value that could be saved but not be loaded again.
+    """
+    return save_snapshot(checkpoints_dir, step, snapshot_state(state), extra, keep_last)
+
+
+def save_snapshot(
+    checkpoints_dir: Path, step: int, snapshot: State, extra: Mapping[str, Any], keep_last: int
+) -> CheckpointInfo:
     """Write the checkpoint of `step` so that it is there whole or not at all, then thin out.
 
-    `state` holds tensors and plain values in dicts, lists and tuples; `extra` holds JSON values
-    that are of use without torch. A checkpoint of the same step that is in order stays and nothing
-    is written (a run stopped right after it resumed); a damaged one is replaced. Raises
+    `snapshot` holds CPU tensors and plain values in dicts, lists and tuples; `extra` holds JSON
+    values that are of use without torch. A checkpoint of the same step that is in order stays and
+    nothing is written (a run stopped right after it resumed); a damaged one is replaced. Raises
     CheckpointError when nothing could be written; older checkpoints are then untouched.
     """
-    snapshot = snapshot_state(state)
     info = CheckpointInfo(checkpoint_path(checkpoints_dir, step), step)
     try:
         make_folder(checkpoints_dir)
@@ -72,22 +82,27 @@ def save_checkpoint(
     return info
 
 
-def snapshot_state(state: State) -> dict[str, Any]:
-    """`state` on the CPU, in plain containers, without gradients.
+def share_tensor(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself if it is on the CPU, else a copy there."""
+    return tensor.cpu()
 
-    CPU tensors are shared, not copied: write before the next step changes them. Raises
+
+def snapshot_state(state: State, take: TakeTensor = share_tensor) -> dict[str, Any]:
+    """`state` on the CPU, in plain containers, without gradients; `take` says how each tensor.
+
+    `share_tensor` shares CPU tensors: write before the next step changes them. Raises
     CheckpointError for a value that could be saved but not be loaded again with weights_only.
     """
-    return _on_cpu(state, "state")
+    return _on_cpu(state, "state", take)
 
 
-def _on_cpu(value: Any, name: str) -> Any:  # noqa: ANN401
+def _on_cpu(value: Any, name: str, take: TakeTensor) -> Any:  # noqa: ANN401
     if isinstance(value, torch.Tensor):
-        return value.detach().cpu()
+        return take(name, value.detach())
     if isinstance(value, Mapping):
-        return {key: _on_cpu(item, f"{name}.{key}") for key, item in value.items()}
+        return {key: _on_cpu(item, f"{name}.{key}", take) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        items = [_on_cpu(item, f"{name}.{place}") for place, item in enumerate(value)]
+        items = [_on_cpu(item, f"{name}.{place}", take) for place, item in enumerate(value)]
         return items if isinstance(value, list) else tuple(items)
     if type(value) not in _PLAIN_TYPES:
         raise CheckpointError(

@@ -7,6 +7,8 @@ tensor.
 import logging
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from hpcddp.checkpoint_dir import CheckpointInfo, read_manifest
@@ -54,9 +56,13 @@ class Journal:
         self._metrics(step=step, **fields)
         _log.info("step %d  test accuracy %.2f %%", step, 100 * fields["accuracy"])
 
-    def saved(self, info: CheckpointInfo, seconds: float) -> None:
-        size = read_manifest(info.path).size_bytes if self._layout.is_main else 0
-        self._event("checkpoint", step=info.step, seconds=round(seconds, 3), bytes=size)
+    def saved(self, info: CheckpointInfo, seconds: float, stall_s: float) -> None:
+        """From the thread that wrote it: `seconds` to write, for `stall_s` of which training stood.
+
+        In the main process only, as `not_saved`.
+        """
+        size, times = read_manifest(info.path).size_bytes, (round(seconds, 3), round(stall_s, 4))
+        self._event("checkpoint", step=info.step, seconds=times[0], stall_s=times[1], bytes=size)
 
     def not_saved(self, step: int, reason: str) -> None:
         self._event("checkpoint_failed", step=step, error=reason)
@@ -79,10 +85,22 @@ class Journal:
     def _event(self, kind: str, **fields: Any) -> None:  # noqa: ANN401
         if self._layout.is_main:
             job_id = self._layout.requeue_target or self._layout.job_key
-            self._run_dir.append_event(kind, attempt=self._layout.attempt, job_id=job_id, **fields)
+            place = {"attempt": self._layout.attempt, "job_id": job_id}
+            with _survive_a_full_disk():
+                self._run_dir.append_event(kind, **place, **fields)
 
     def _metrics(self, **fields: Any) -> None:  # noqa: ANN401
         """After a crash a step can have two records; the later one counts."""
         if self._layout.is_main:
             record = {**fields, "attempt": self._layout.attempt, "time": round(time.time(), 3)}
-            append_json_line(self._run_dir.metrics, record)
+            with _survive_a_full_disk():
+                append_json_line(self._run_dir.metrics, record)
+
+
+@contextmanager
+def _survive_a_full_disk() -> Iterator[None]:
+    """A record that cannot be written is no reason to lose the training."""
+    try:
+        yield
+    except OSError as error:
+        _log.warning("Cannot write to the run directory: %s", error)

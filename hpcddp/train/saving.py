@@ -1,16 +1,28 @@
-"""Who saves, and what happens when that fails. Knows no cadence; the files are `checkpoint`'s."""
+"""Who saves, where it is written, and what happens when that fails. Knows no cadence.
 
+The loop stands still only while the state is copied; a thread writes the copy. The files are
+`checkpoint`'s.
+"""
+
+import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hpcddp.checkpoint_dir import CheckpointError
-from hpcddp.train.checkpoint import save_checkpoint
+from hpcddp.checkpoint_dir import CheckpointError, CheckpointInfo
+from hpcddp.train.background import Background
+from hpcddp.train.checkpoint import save_snapshot, snapshot_state
+from hpcddp.train.host_copy import HostCopy
 from hpcddp.train.journal import Journal
 from hpcddp.train.process_group import Ranks
 from hpcddp.train.state import TrainState
+
+_RETRY_AFTER_S = 1.0  # network file systems have hiccups
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -24,30 +36,63 @@ class Saver:
     journal: Journal
     is_main: bool
     saved_step: int  # the newest step that needs no saving; at the start, where it began
+    _copy: HostCopy = field(default_factory=HostCopy)
+    _writer: Background = field(default_factory=lambda: Background("checkpoint-writer"))
 
     def save(self, state: TrainState) -> None:
-        """Save on the way. Training survives it when that fails, with its older checkpoints.
+        """Save on the way: copy the state and return, while the copy is written.
 
-        The other processes go on, and wait in their next collective.
+        Waits for the save before, if that is still being written. Training survives a save that
+        fails, with its older checkpoints. The other processes go on, and wait in their next
+        collective.
         """
         if not self.is_main:
             return
-        try:
-            self._write(state)
-        except CheckpointError as error:
-            self.journal.not_saved(state.step, error.message)
+        begin = time.perf_counter()
+        self._writer.wait()
+        if state.step == self.saved_step:
+            return
+        snapshot = self._copy.take(state.to_dict())
+        stall_s = time.perf_counter() - begin
+        self._writer.start(partial(self._write, state.step, snapshot, stall_s))
 
     def save_last(self, state: TrainState) -> None:
         """Save before leaving: returns once the state is on disk, or raises. Collective.
 
         Nobody may leave earlier: a process that ends with 75 makes srun kill the writer.
         """
-        self.ranks.decide(lambda: self._write(state))
+        self.ranks.decide(lambda: self._finish(state))
 
-    def _write(self, state: TrainState) -> None:
+    def _finish(self, state: TrainState) -> None:
+        begin = time.perf_counter()
+        self._writer.wait()
         if state.step == self.saved_step:
             return
+        snapshot = snapshot_state(state.to_dict())
+        info, seconds = self._store(state.step, snapshot)
+        self.journal.saved(info, seconds, time.perf_counter() - begin)
+
+    def _write(self, step: int, snapshot: Mapping[str, Any], stall_s: float) -> None:
+        """In the writer's thread: whatever goes wrong is said at once, and training goes on."""
+        try:
+            self._copy.wait()
+            info, seconds = self._store(step, snapshot)
+            self.journal.saved(info, seconds, stall_s)
+        except CheckpointError as error:
+            self.journal.not_saved(step, error.message)
+        except Exception as error:
+            _log.exception("The writer of checkpoints failed")
+            self.journal.not_saved(step, repr(error))
+
+    def _store(self, step: int, snapshot: Mapping[str, Any]) -> tuple[CheckpointInfo, float]:
+        """Write it, at the second try if need be; what there is then, and in how many seconds."""
         begin = time.perf_counter()
-        info = save_checkpoint(self.folder, state.step, state.to_dict(), self.extra, self.keep_last)
-        self.saved_step = state.step
-        self.journal.saved(info, time.perf_counter() - begin)
+        store = partial(save_snapshot, self.folder, step, snapshot, self.extra, self.keep_last)
+        try:
+            info = store()
+        except CheckpointError as error:
+            _log.warning("Trying once more in %g s: %s", _RETRY_AFTER_S, error.message)
+            time.sleep(_RETRY_AFTER_S)
+            info = store()
+        self.saved_step = step
+        return info, time.perf_counter() - begin
