@@ -21,6 +21,8 @@ import torchvision
 
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.run_dir import RunDir
+from hpcddp.train.cadence import Cadence
+from hpcddp.train.checkpoint import Retention
 from hpcddp.train.journal import Journal
 from hpcddp.train.process_group import LoneProcess
 from hpcddp.train.saving import Saver
@@ -64,7 +66,10 @@ def measure(folder, rounds, images, device):
     images_nchw = torch.rand(images, 3, 64, 64, device=device)
     step(state, images_nchw)
     journal = Journal(RunDir(folder), ProcessLayout())
-    saver = Saver(folder / "checkpoints", {}, 1, LoneProcess(), journal, True, 0)
+    cadence = Cadence(1, 1.0, 1.0, step=0)
+    saver = Saver(
+        folder / "checkpoints", {}, Retention(1), cadence, LoneProcess(), journal, True, 0
+    )
     found = {"synchronous_s": [], "stall_s": [], "write_s": [], "slowdown": []}
 
     def some_steps(count):

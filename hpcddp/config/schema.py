@@ -95,8 +95,12 @@ class DdpConfig:
 class CheckpointConfig:
     """When state is saved and how much of it is kept."""
 
-    every_steps: int = 100
+    every_steps: int | None = None  # None: chosen from what a save and a step cost
+    mtbf_hours: float = 24.0  # mean time between failures that come without a warning
+    max_interval_s: float = 600.0  # the longest interval that is chosen
     keep_last: int = 2
+    keep_every_steps: int | None = None  # also keep the first one at each multiple
+    strict_fingerprint: bool = False  # refuse to resume where the bits would differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +159,7 @@ _AT_LEAST_ONE = (
     "ddp.bucket_cap_mib",
     "checkpoint.every_steps",
     "checkpoint.keep_last",
+    "checkpoint.keep_every_steps",
     "log.every_steps",
 )
 _NOT_NEGATIVE = (
@@ -172,6 +177,8 @@ _ABOVE_ZERO = (
     "train.max_epochs",
     "train.eval_every_epochs",
     "train.max_grad_norm",
+    "checkpoint.mtbf_hours",
+    "checkpoint.max_interval_s",
     "optim.lr_step_epochs",
     "optim.lr_gamma",
 )

@@ -14,6 +14,7 @@ from typing import Any
 from hpcddp.checkpoint_dir import CheckpointInfo, read_manifest
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.run_dir import RunDir, append_json_line
+from hpcddp.train.fingerprint import change_words
 from hpcddp.train.resume import ResumePoint
 
 _log = logging.getLogger(__name__)
@@ -32,14 +33,14 @@ class Journal:
         _log.info("%d processes: %s", layout.world_size, facts)
         self._event("started", world_size=layout.world_size, hosts=list(layout.hosts), **fields)
 
-    def resumed(self, point: ResumePoint, world_size: int) -> None:
-        self._event("resumed", step=point.step)
+    def resumed(self, point: ResumePoint) -> None:
+        self._event("resumed", step=point.step, changed=point.changed)
         _log.info("Resumed from %s", point.path)
-        if point.world_size not in (None, world_size):
-            _log.info(
-                "World size was %d and is %d: the same samples in the same steps, but sums are "
-                "rounded differently, so the weights will not be bit-identical",
-                *(point.world_size, world_size),
+        if point.changed:
+            _log.warning(
+                "Changed since it was written: %s. The same samples in the same steps, but sums "
+                "may be rounded differently, so the weights will not be bit-identical",
+                change_words(point.changed),
             )
 
     def stepped(self, step: int, total_steps: int, **fields: float) -> None:
@@ -56,13 +57,20 @@ class Journal:
         self._metrics(step=step, **fields)
         _log.info("step %d  test accuracy %.2f %%", step, 100 * fields["accuracy"])
 
-    def saved(self, info: CheckpointInfo, seconds: float, stall_s: float) -> None:
-        """From the thread that wrote it: `seconds` to write, for `stall_s` of which training stood.
-
-        In the main process only, as `not_saved`.
+    def saved(
+        self, info: CheckpointInfo, seconds: float, stall_s: float, every_steps: int | None
+    ) -> None:
+        """Written in `seconds`, while training stood still for `stall_s`; the next is due later by
+        `every_steps`. From any thread, in the main process only.
         """
-        size, times = read_manifest(info.path).size_bytes, (round(seconds, 3), round(stall_s, 4))
-        self._event("checkpoint", step=info.step, seconds=times[0], stall_s=times[1], bytes=size)
+        self._event(
+            "checkpoint",
+            step=info.step,
+            seconds=round(seconds, 3),
+            stall_s=round(stall_s, 4),
+            bytes=read_manifest(info.path).size_bytes,
+            every_steps=every_steps,
+        )
 
     def not_saved(self, step: int, reason: str) -> None:
         self._event("checkpoint_failed", step=step, error=reason)

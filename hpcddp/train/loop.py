@@ -16,11 +16,13 @@ from hpcddp.run_dir import RunDir
 from hpcddp.stop_flag import StopFlag
 from hpcddp.train.device import choose_device, make_deterministic
 from hpcddp.train.evaluate import Evaluation, evaluate
+from hpcddp.train.fingerprint import fingerprint_of
 from hpcddp.train.metrics import StepClock
 from hpcddp.train.optim import set_lr
+from hpcddp.train.ownership import Ownership, take_over
 from hpcddp.train.process_group import mean_across_ranks, open_ranks
 from hpcddp.train.randomness import seed_step
-from hpcddp.train.resume import find_checkpoint, is_finished
+from hpcddp.train.resume import Expected, find_checkpoint, is_finished
 from hpcddp.train.schedule import lr_at
 from hpcddp.train.setup import Session, build_session, check_early
 from hpcddp.train.stop import StopVote
@@ -44,13 +46,22 @@ def train(config: RunConfig, layout: ProcessLayout, run_dir: RunDir, stop_flag: 
     ranks = open_ranks(layout, device, config.train.rendezvous_timeout_s)
     stop_flag.rearm()  # NCCL, for one, has been seen to replace handlers
     task = build_task(config, layout)
-    found = find_checkpoint(run_dir.checkpoints, identity_of(config, run_dir.name), ranks)
+    owner = Ownership(run_dir, layout)
+    ranks.decide(lambda: take_over(owner, run_dir))
+    expected = Expected(
+        identity_of(config, run_dir.name),
+        fingerprint_of(device, layout.world_size),
+        config.checkpoint.strict_fingerprint,
+    )
+    found = find_checkpoint(run_dir.checkpoints, expected, ranks)
     if ranks.decide(lambda: is_finished(found, task.total_steps, run_dir)):
         _log.info("This run has finished; there is nothing to do")
         code = EXIT_DONE
     else:
         vote = StopVote(ranks, stop_flag)
-        code = run_steps(build_session(task, device, ranks, vote, found, run_dir))
+        code = run_steps(build_session(task, device, ranks, vote, found, run_dir, owner))
+    if layout.is_main:
+        owner.release()
     ranks.close()
     return code
 
@@ -67,8 +78,10 @@ def run_steps(session: Session) -> int:
         if stopped or state.step >= task.total_steps:
             break
         stopped = _step_and_report(session, clock)
-        if task.saves_at(state.step) and not stopped:
-            session.saver.save(state)
+        session.saver.check_owner()
+        if not stopped:  # the last step's is written while the model is evaluated
+            saver = session.saver
+            (saver.save if state.step == task.total_steps else saver.save_if_due)(state)
     return _leave(session, evaluation)
 
 

@@ -1,4 +1,4 @@
-"""Who saves, where it is written, and what happens when that fails. Knows no cadence.
+"""Who saves, where it is written, and what happens when that fails. When is `cadence`'s.
 
 The loop stands still only while the state is copied; a thread writes the copy. The files are
 `checkpoint`'s.
@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from hpcddp.checkpoint_dir import CheckpointError, CheckpointInfo
+from hpcddp.errors import HpcddpError
 from hpcddp.train.background import Background
-from hpcddp.train.checkpoint import save_snapshot, snapshot_state
+from hpcddp.train.cadence import Cadence
+from hpcddp.train.checkpoint import Retention, save_snapshot, snapshot_state
 from hpcddp.train.host_copy import HostCopy
 from hpcddp.train.journal import Journal
+from hpcddp.train.ownership import Ownership
 from hpcddp.train.process_group import Ranks
 from hpcddp.train.state import TrainState
 
@@ -31,13 +34,21 @@ class Saver:
 
     folder: Path
     extra: Mapping[str, Any]
-    keep_last: int
+    retention: Retention
+    cadence: Cadence
     ranks: Ranks
     journal: Journal
     is_main: bool
     saved_step: int  # the newest step that needs no saving; at the start, where it began
+    owner: Ownership | None = None  # None: nobody else can know of the folder
+    _write_s: float = 0.0  # how long the newest write took
     _copy: HostCopy = field(default_factory=HostCopy)
     _writer: Background = field(default_factory=lambda: Background("checkpoint-writer"))
+
+    def save_if_due(self, state: TrainState) -> None:
+        """Save on the way when the cadence says so."""
+        if self.is_main and self.cadence.is_due(state.step):
+            self.save(state)
 
     def save(self, state: TrainState) -> None:
         """Save on the way: copy the state and return, while the copy is written.
@@ -54,7 +65,16 @@ class Saver:
             return
         snapshot = self._copy.take(state.to_dict())
         stall_s = time.perf_counter() - begin
+        self.cadence.saved(state.step, stall_s, self._write_s)
         self._writer.start(partial(self._write, state.step, snapshot, stall_s))
+
+    def check_owner(self) -> None:
+        """Raise HpcddpError `superseded` if another start of the run is known to have taken over.
+
+        Costs nothing; nothing is committed after that anyway.
+        """
+        if self.is_main and self.owner is not None:
+            self.owner.check_heard()
 
     def save_last(self, state: TrainState) -> None:
         """Save before leaving: returns once the state is on disk, or raises. Collective.
@@ -70,16 +90,19 @@ class Saver:
             return
         snapshot = snapshot_state(state.to_dict())
         info, seconds = self._store(state.step, snapshot)
-        self.journal.saved(info, seconds, time.perf_counter() - begin)
+        stall_s = time.perf_counter() - begin
+        self.journal.saved(info, seconds, stall_s, self.cadence.every_steps)
 
     def _write(self, step: int, snapshot: Mapping[str, Any], stall_s: float) -> None:
         """In the writer's thread: whatever goes wrong is said at once, and training goes on."""
         try:
             self._copy.wait()
             info, seconds = self._store(step, snapshot)
-            self.journal.saved(info, seconds, stall_s)
+            self.journal.saved(info, seconds, stall_s, self.cadence.every_steps)
         except CheckpointError as error:
             self.journal.not_saved(step, error.message)
+        except HpcddpError:
+            raise  # another start owns the run: this comes out of the next wait
         except Exception as error:
             _log.exception("The writer of checkpoints failed")
             self.journal.not_saved(step, repr(error))
@@ -87,7 +110,9 @@ class Saver:
     def _store(self, step: int, snapshot: Mapping[str, Any]) -> tuple[CheckpointInfo, float]:
         """Write it, at the second try if need be; what there is then, and in how many seconds."""
         begin = time.perf_counter()
-        store = partial(save_snapshot, self.folder, step, snapshot, self.extra, self.keep_last)
+        store = partial(save_snapshot, self.folder, step, snapshot, self.extra, self.retention)
+        if self.owner is not None:
+            store = partial(store, fence=self.owner.check)
         try:
             info = store()
         except CheckpointError as error:
@@ -95,4 +120,5 @@ class Saver:
             time.sleep(_RETRY_AFTER_S)
             info = store()
         self.saved_step = step
-        return info, time.perf_counter() - begin
+        self._write_s = time.perf_counter() - begin
+        return info, self._write_s

@@ -14,7 +14,8 @@ from hpcddp.config.layout import ProcessLayout
 from hpcddp.run_dir import RunDir
 from hpcddp.train import saving
 from hpcddp.train.background import Background
-from hpcddp.train.checkpoint import load_newest
+from hpcddp.train.cadence import Cadence
+from hpcddp.train.checkpoint import Retention, load_newest
 from hpcddp.train.host_copy import HostCopy
 from hpcddp.train.journal import Journal
 from hpcddp.train.process_group import LoneProcess
@@ -51,7 +52,8 @@ def saver(tmp_path):
     return Saver(
         folder=tmp_path / "checkpoints",
         extra={},
-        keep_last=2,
+        retention=Retention(keep_last=2),
+        cadence=Cadence(None, 3600, 600, step=0),
         ranks=LoneProcess(),
         journal=Journal(RunDir(tmp_path), ProcessLayout()),
         is_main=True,
@@ -247,5 +249,5 @@ def test_a_run_with_many_saves_leaves_one_event_each_and_the_last_ones(tmp_path)
     assert train_on(2, tmp_path, config) == [0, 0]
     saved = [event for event in events_of(tmp_path) if event["event"] == "checkpoint"]
     assert [event["step"] for event in saved] == [1, 2, 3, 4, 5]
-    assert all(event["stall_s"] >= 0 for event in saved)
+    assert all(event["stall_s"] >= 0 and event["every_steps"] == 1 for event in saved)
     assert load_newest(RunDir(tmp_path).checkpoints).step == 5
