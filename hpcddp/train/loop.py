@@ -66,13 +66,13 @@ def run_steps(session: Session) -> int:
             stopped = evaluation is None
         if stopped or state.step >= task.total_steps:
             break
-        stopped = _step_and_report(session, clock)
+        stopped = step_and_report(session, clock)
         if task.saves_at(state.step) and not stopped:
             session.saver.save(state)
     return _leave(session, evaluation)
 
 
-def _step_and_report(session: Session, clock: StepClock) -> bool:
+def step_and_report(session: Session, clock: StepClock) -> bool:
     """One step; True if all ranks are to stop after it. Collective."""
     begin = time.perf_counter()
     loss = train_step(session)
