@@ -28,6 +28,8 @@ def command(context: click.Context, dry_run: bool, follows: bool, **typed: Any) 
     """
     request = resolve_request(build_request(context, typed), os.environ)
     submission = prepare(request, typed["name"], os.environ)
+    for sentence in submission.warnings:
+        click.echo(f"Warning: {sentence}", err=True)
     if dry_run:
         sys.exit(_show(submission))
     announce(submission, send(submission))

@@ -69,6 +69,12 @@ def render_script(config: RunConfig, profile: ClusterProfile, place: Place) -> s
     )
 
 
+def option_warnings(config: RunConfig, profile: ClusterProfile, place: Place) -> tuple[str, ...]:
+    """What Slurm would accept in silence and a user would regret."""
+    processes = processes_per_node(config, profile)
+    return check_options(sbatch_options(config.resources, profile, place, processes))
+
+
 def sbatch_options(
     resources: Resources, profile: ClusterProfile, place: Place, processes: int
 ) -> dict[str, Any]:
@@ -96,7 +102,8 @@ def sbatch_options(
     }
     extra = {long_name(key): value for key, value in resources.sbatch.items()}
     _refuse_owned("resources.sbatch", extra, {**_OWNED, **_named_settings(wanted)})
-    return {key: value for key, value in (wanted | extra).items() if value not in (None, False)}
+    options = wanted | extra | ({"requeue": None} if extra.get("no-requeue") else {})
+    return {key: value for key, value in options.items() if value not in (None, False)}
 
 
 def _gpu_option(profile: ClusterProfile, processes: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from hpcddp.cluster.options import check_text
 from hpcddp.config.write import config_text
 from hpcddp.errors import ConfigError, SubmissionFailed
 from hpcddp.launch.code import record_code
-from hpcddp.launch.render import Place, render_script
+from hpcddp.launch.render import Place, option_warnings, render_script
 from hpcddp.launch.request import ResolvedRequest, check_sizes, processes_per_node
 from hpcddp.launch.words import command_line
 from hpcddp.run_dir import RunDir, runs_root, write_atomically
@@ -23,6 +23,7 @@ class Submission:
     request: ResolvedRequest
     run_dir: RunDir
     script: str
+    warnings: tuple[str, ...]
 
 
 def prepare(request: ResolvedRequest, name: str | None, environ: Mapping[str, str]) -> Submission:
@@ -39,7 +40,9 @@ def prepare_in(request: ResolvedRequest, run_dir: RunDir) -> Submission:
     """Like `prepare`, in this folder: rendered for this python and the working directory."""
     check_sizes(request.config, request.profile)
     place = Place(run_dir, python=sys.executable, work_dir=Path.cwd())
-    return Submission(request, run_dir, render_script(request.config, request.profile, place))
+    script = render_script(request.config, request.profile, place)
+    warnings = option_warnings(request.config, request.profile, place)
+    return Submission(request, run_dir, script, warnings)
 
 
 def send(submission: Submission) -> str:

@@ -76,16 +76,16 @@ def test_two_nodes_train_to_the_end_and_everything_is_told(hpcddp, cluster):
 
 
 def test_a_signalled_job_saves_comes_back_and_ends_with_the_same_bits(hpcddp, cluster):
-    words = [*TINY, "train.max_steps=40"]
+    words = [*TINY, "train.max_steps=24"]
     job_id = hpcddp.submit("r", *words)
     wait_for_step(hpcddp, "r", 2)
     os.kill(pid_of_rank(job_id, 1), signal.SIGUSR2)  # one rank is told, all stop
     hpcddp.wait_for("r", "requeued", timeout=60)
     run_dir = hpcddp.run_dir("r")
     stopped = next(event for event in run_dir.read_events() if event["event"] == "stopped")
-    assert 2 <= stopped["step"] < 40
+    assert 2 <= stopped["step"] < 24
     status = hpcddp.wait_for("r", "finished", timeout=180)
-    assert (status["attempt"], status["job_id"], status["step"]) == (1, job_id, 40)
+    assert (status["attempt"], status["job_id"], status["step"]) == (1, job_id, 24)
     resumed = next(event for event in run_dir.read_events() if event["event"] == "resumed")
     assert resumed["step"] == stopped["step"]
     hpcddp.submit("uninterrupted", *words)
@@ -96,13 +96,13 @@ def test_a_signalled_job_saves_comes_back_and_ends_with_the_same_bits(hpcddp, cl
 
 
 def test_a_preempted_job_loses_no_step(hpcddp, cluster):
-    job_id = hpcddp.submit("r", "--partition", "preempt-grace", *TINY, "train.max_steps=60")
+    job_id = hpcddp.submit("r", "--partition", "preempt-grace", *TINY, "train.max_steps=30")
     wait_for_step(hpcddp, "r", 2)
     cluster.preempt(job_id)
     status = hpcddp.wait_for("r", "finished", timeout=240)
-    assert (status["attempt"], status["step"]) == (1, 60)
+    assert (status["attempt"], status["step"]) == (1, 30)
     steps = [r["step"] for r in read_json_lines(hpcddp.run_dir("r").metrics) if "loss" in r]
-    assert steps == list(range(1, 61))  # none twice, none missing
+    assert steps == list(range(1, 31))  # none twice, none missing
     assert cluster.show(job_id)["Restarts"] == "1"
     reasons = [e["reason"] for e in hpcddp.run_dir("r").read_events() if e["event"] == "requeued"]
     assert reasons == ["preempted"]
@@ -135,7 +135,7 @@ def test_a_rank_that_raises_ends_the_job_and_status_names_its_error(
     first, last = failures[0]["time"], failures[-1]["time"]
     assert last - first < 30  # nobody waits for the one that is gone
     rank = failures[0]["global_rank"]
-    assert "Traceback" in hpcddp("logs", "r", "--rank", str(rank)).stdout
+    assert "07.JPEG" in hpcddp("logs", "r", "--rank", str(rank)).stdout
     assert hpcddp("wait", "r").returncode not in (0, 75)
 
 
