@@ -8,7 +8,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,12 +32,17 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The complete lines of a JSON-lines file; a torn last line, or no file, ends quietly."""
+    """The complete lines of a JSON-lines file; none if there is no file."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, NotADirectoryError):
         return
-    for line in text.splitlines():
+    yield from json_objects(text.splitlines())
+
+
+def json_objects(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
+    """The JSON objects among the lines; torn and foreign lines are passed over."""
+    for line in lines:
         try:
             record = json.loads(line)
         except ValueError:

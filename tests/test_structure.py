@@ -54,10 +54,19 @@ def test_imports_go_in_one_direction(path):
     folder = folder_of(path)
     for name in imported(parsed(path)):
         match = re.match(r"hpcddp\.(\w+)", name)
-        if match is None or folder is None:
+        if match is None or path.name == "__main__.py":
             continue
-        target = match.group(1)
-        assert target in LEAVES | ALLOWED[folder] | {folder}, f"{path} imports {name}"
+        own = ALLOWED[folder] | {folder} if folder else set()
+        assert match.group(1) in LEAVES | own, f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_login_node_reaches_training_only_inside_functions(path):
+    at_once = [node for node in parsed(path).body if not isinstance(node, ast.If)]
+    names = set(imported(ast.Module([n for n in at_once if "Import" in type(n).__name__], [])))
+    if folder_of(path) in LIGHT:
+        heavy = re.compile(r"(torch|torchvision|numpy|hpcddp\.(train|data))\b")
+        assert not [name for name in names if heavy.match(name)]
 
 
 @pytest.mark.parametrize("verb", ["submit", "render", "status", "logs", "cancel", "wait", "env"])

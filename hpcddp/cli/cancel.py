@@ -14,6 +14,7 @@ from hpcddp.errors import HpcddpError
 from hpcddp.launch.observer import Observer
 from hpcddp.launch.status import RunStatus, find_run
 from hpcddp.launch.supervisor import STOP_GRACE_S, stop_supervisor, supervisor_alive
+from hpcddp.launch.words import command_line
 from hpcddp.run_dir import RunDir, runs_root
 
 _SCANCEL_TIMEOUT_S = 30.0  # it gives up on a dead controller by itself after 9 s (22.05)
@@ -56,7 +57,8 @@ def _cancel_job(run_dir: RunDir, status: RunStatus) -> None:
         return
     click.echo(
         f"Error: job {status.job_id} was not cancelled: {problem}. The run will not start again "
-        f"by itself, but the job may go on; try again: python -m hpcddp cancel {run_dir.name}",
+        f"by itself, but the job may go on; try again: "
+        f"{command_line('cancel', run_dir.name)}",
         err=True,
     )
     sys.exit(EXIT_FAILED)

@@ -13,6 +13,7 @@ from hpcddp.errors import HpcddpError
 from hpcddp.launch.history import FileTail, read_history
 from hpcddp.launch.observer import Observer
 from hpcddp.launch.status import find_run
+from hpcddp.launch.words import command_line
 from hpcddp.run_dir import RunDir, runs_root
 
 _POLL_S = 1.0
@@ -105,7 +106,7 @@ def _nothing_to_show(choice: LogChoice) -> str:
         return f"--attempt {choice.attempt}: run `{run_dir.name}` has attempts: {numbers}."
     return (
         f"Run `{run_dir.name}` has no such log yet in {run_dir.batch_log.parent}. "
-        f"`python -m hpcddp status {run_dir.name}` says why; `--follow` waits for it."
+        f"`{command_line('status', run_dir.name)}` says why; `--follow` waits for it."
     )
 
 

@@ -22,7 +22,9 @@ def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
     for name, text in reversed(_RESOURCES.items()):
         kind = click.IntRange(min=0) if name in _NUMBERS else str
         function = click.option(f"--{name.replace('_', '-')}", name, type=kind, help=text)(function)
-    function = click.option("--cluster", metavar="NAME", help="profile, `auto` or `local`")(function)
+    function = click.option("--cluster", metavar="NAME", help="profile, `auto` or `local`")(
+        function
+    )
     function = click.option("--name", metavar="RUN", help="name of the run")(function)
     words = click.argument("words", nargs=-1, metavar="[JOB.yaml] [key=value ...] [-- COMMAND ...]")
     return words(function)

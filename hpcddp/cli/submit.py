@@ -1,18 +1,18 @@
 """`submit`: send a job and say how to watch it."""
 
 import os
-import shlex
 import sys
 from typing import Any
 
 import click
 
 from hpcddp.cli.options import RequestCommand, build_request, request_options
-from hpcddp.config.layout import EXIT_FAILED
+from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED
 from hpcddp.config.write import config_text
 from hpcddp.launch.request import resolve_request, world_size
-from hpcddp.launch.sbatch import test_only
+from hpcddp.launch.sbatch import ask_sbatch
 from hpcddp.launch.submission import Submission, prepare, send
+from hpcddp.launch.words import command_line
 
 
 @click.command(cls=RequestCommand)
@@ -28,6 +28,8 @@ def command(context: click.Context, dry_run: bool, follows: bool, **typed: Any) 
     """
     request = resolve_request(build_request(context, typed), os.environ)
     submission = prepare(request, typed["name"], os.environ)
+    for sentence in submission.warnings:
+        click.echo(f"Warning: {sentence}", err=True)
     if dry_run:
         sys.exit(_show(submission))
     announce(submission, send(submission))
@@ -41,15 +43,15 @@ def announce(submission: Submission, job_id: str) -> None:
     """Say what was sent, and what can be typed next."""
     config, profile = submission.request.config, submission.request.profile
     processes = world_size(config, profile)
-    run = shlex.quote(submission.run_dir.name)
+    run = submission.run_dir.name
     click.echo(
-        f"Run {submission.run_dir.name}: job {job_id} on cluster {profile.name}, "
+        f"Run {run}: job {job_id} on cluster {profile.name}, "
         f"{_count(config.resources.nodes, 'node')}, {_count(processes, 'process')}\n"
         f"Folder {submission.run_dir.path}\n"
         f"Next:\n"
-        f"  python -m hpcddp status {run}\n"
-        f"  python -m hpcddp logs {run} --follow\n"
-        f"  python -m hpcddp cancel {run}"
+        f"  {command_line('status', run)}\n"
+        f"  {command_line('logs', run, '--follow')}\n"
+        f"  {command_line('cancel', run)}"
     )
 
 
@@ -65,11 +67,11 @@ def _show(submission: Submission) -> int:
     click.echo(f"# {submission.run_dir.script}")
     click.echo(submission.script, nl=False)
     if submission.request.profile.launcher != "slurm":
-        return 0
-    opinion = test_only(submission.script, os.environ)
+        return EXIT_DONE
+    opinion = ask_sbatch(submission.script, os.environ)
     if opinion is None:
         click.echo("\n# sbatch --test-only: not asked, no answer from Slurm here")
-        return 0
+        return EXIT_DONE
     accepted, words = opinion
     click.echo(f"\n# sbatch --test-only: {words}")
-    return 0 if accepted else EXIT_FAILED
+    return EXIT_DONE if accepted else EXIT_FAILED

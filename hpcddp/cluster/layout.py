@@ -10,7 +10,6 @@ from hpcddp.cluster.job_names import (
     in_step,
     job_key,
     requeue_names,
-    requeue_target,
     requeue_target_or_none,
     restart_count,
 )
@@ -20,16 +19,6 @@ from hpcddp.cluster.torchrun import is_torchrun, layout_from_torchrun
 from hpcddp.cluster.variables import first_set, read_count
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.errors import HpcddpError
-
-__all__ = [
-    "choose_launcher",
-    "layout_from_environ",
-    "layout_from_local",
-    "layout_from_slurm",
-    "layout_from_torchrun",
-    "requeue_target",
-    "single",
-]
 
 LAUNCHER_VARIABLE = "HPCDDP_LAUNCHER"
 ATTEMPT_VARIABLE = "HPCDDP_ATTEMPT"  # the batch script counts the starts of a run

@@ -15,9 +15,6 @@ from hpcddp.cluster.option_values import (
 from hpcddp.cluster.variables import short
 from hpcddp.errors import HpcddpError
 
-__all__ = ["check_options", "check_path", "check_text", "parse_memory", "parse_signal",
-           "parse_time_limit"]  # fmt: skip
-
 Value = str | int | bool | None
 _LONG_NAMES = {
     "N": "nodes", "n": "ntasks", "c": "cpus-per-task", "G": "gpus", "t": "time", "p": "partition",
@@ -53,7 +50,7 @@ def check_options(options: Mapping[str, Value]) -> tuple[str, ...]:
     that exclude each other or cannot work, `bad_value` for values Slurm would not read.
     """
     given = {
-        _LONG_NAMES.get(name, name.replace("_", "-")): value
+        long_name(name): value
         for name, value in options.items()
         if value is not None and value is not False
     }
@@ -63,6 +60,11 @@ def check_options(options: Mapping[str, Value]) -> tuple[str, ...]:
     _check_tasks(sizes)
     _check_gpus(sizes)
     return (*_check_time(given), *_idle_gpus(sizes), *_requeue_warnings(given))
+
+
+def long_name(name: str) -> str:
+    """The long spelling of an option with or without underscores: `N` is `nodes`."""
+    return _LONG_NAMES.get(name, name.replace("_", "-"))
 
 
 def _check_memory(given: Mapping[str, Value]) -> None:
@@ -224,12 +226,7 @@ def _conflict(given: Mapping[str, Value], names: Sequence[str], why: str) -> Hpc
     return HpcddpError(f"{pairs}: {why}. Leave one out.", "conflict")
 
 
-def check_path(path: str) -> None:
-    """Refuse a path that Slurm or submitit would rewrite; see `check_text`."""
-    check_text(path, "path")
-
-
-def check_text(text: str, what: str = "text") -> None:
+def check_text(text: str, what: str) -> None:
     """Refuse `%` (Slurm puts the user, job id ... there), backslash and control characters.
 
     Everything else is quoted and works: blanks, quotes, `$`, `;`, brackets, non-ASCII. Raises

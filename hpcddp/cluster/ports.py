@@ -15,7 +15,6 @@ NUM_CANDIDATES = 8
 # 32768, where Linux by default starts to hand out ports to clients. The number of ports is a
 # prime, so that every stride visits all of them.
 _FIRST_PORT, _NUM_PORTS = 20_000, 11_987
-_LAST_PORT = _FIRST_PORT + _NUM_PORTS - 1
 _LINUX_DEFAULT = (32_768, 60_999)
 _RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 

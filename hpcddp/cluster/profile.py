@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpcddp.cluster.scrub import looks_secret
 from hpcddp.config.files import did_you_mean, find_config
 from hpcddp.config.load import Layer
 from hpcddp.config.yaml_text import load_yaml_mapping
@@ -45,7 +46,6 @@ class ClusterProfile:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     env: Mapping[str, EnvSetting] = field(default_factory=dict)
     setup: tuple[str, ...] = ()
-    path: str = ""
 
     @property
     def has_gpus(self) -> bool:
@@ -82,9 +82,9 @@ def parse_profile(path: Path, values: Mapping[str, Any]) -> ClusterProfile:
     """Check and build one profile from the mapping of its file."""
     known = typing.get_type_hints(ClusterProfile)
     for key in values:
-        if key not in known or key in ("name", "path"):
+        if key not in known or key == "name":
             raise ConfigError(f"{path}: unknown key `{key}`. {did_you_mean(key, list(known))}")
-    profile = ClusterProfile(**{**values, "name": path.stem, "path": str(path)})
+    profile = ClusterProfile(**values, name=path.stem)
     for key, allowed in (
         ("launcher", ("slurm", "local")),
         ("gpu_request", ("gpus-per-node", "gres", "none")),
@@ -101,6 +101,11 @@ def _env_setting(path: Path, name: str, value: Any) -> EnvSetting:  # noqa: ANN4
         raise ConfigError(
             f"{path}: env.{name} needs a value and a reason: "
             f'`{name}: {{value: "...", why: "..."}}`; found {value!r}.'
+        )
+    if looks_secret(name):
+        raise ConfigError(
+            f"{path}: env.{name} looks like a credential, and every job.sbatch would hold it. "
+            "Export it in your shell: jobs inherit it from there."
         )
     if not isinstance(value["value"], str):
         raise ConfigError(f'{path}: env.{name}.value must be text; quote it: "{value["value"]}".')

@@ -30,7 +30,8 @@ def layout_from_torchrun(environ: Mapping[str, str]) -> ProcessLayout:
     where several torchruns were started on one node.
     """
     _refuse_torchrun_per_task(environ)
-    world_size, local_world_size = _sizes(environ)
+    world_size = read_count(environ, "WORLD_SIZE")
+    local_world_size = read_count(environ, "LOCAL_WORLD_SIZE")
     num_nodes, num_nodes_source = _num_nodes(environ, world_size, local_world_size)
     node_rank, node_rank_source = _node_rank(environ, num_nodes, local_world_size)
     hosts, hosts_source = _hosts(environ, num_nodes)
@@ -78,10 +79,6 @@ def _refuse_torchrun_per_task(environ: Mapping[str, str]) -> None:
             "`srun --ntasks-per-node=1 torchrun ...`, or drop torchrun and start one task per GPU.",
             "inconsistent",
         )
-
-
-def _sizes(environ: Mapping[str, str]) -> tuple[int, int]:
-    return read_count(environ, "WORLD_SIZE"), read_count(environ, "LOCAL_WORLD_SIZE")
 
 
 def _rank(environ: Mapping[str, str], name: str, size: int) -> int:

@@ -24,12 +24,9 @@ def read_count(environ: Mapping[str, str], name: str) -> int:
     """The variable as a number of at least 0; raises HpcddpError `inconsistent` or `bad_value`."""
     if not environ.get(name, "").strip():
         raise HpcddpError(f"{name} is not set, so the layout is incomplete.", "inconsistent")
-    return parse_count(environ[name], name)
-
-
-def parse_count(text: str, name: str) -> int:
-    """`text` as a number of at least 0; `name` is what the message calls it."""
-    stripped = text.strip()
+    stripped = environ[name].strip()
     if not (stripped.isascii() and stripped.isdigit() and len(stripped) <= 18):
-        raise HpcddpError(f"{name}={short(text)!r} is not a number; a count such as 4 is needed.")
+        raise HpcddpError(
+            f"{name}={short(environ[name])!r} is not a number; a count such as 4 is needed."
+        )
     return int(stripped)

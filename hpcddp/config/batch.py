@@ -14,11 +14,6 @@ class BatchPlan:
     accumulation_steps: int
     world_size: int
 
-    @property
-    def per_process(self) -> int:
-        """Images one process sees in one step."""
-        return self.micro_batch * self.accumulation_steps
-
 
 def plan_batches(*, global_batch: int, micro_batch: int | None, world_size: int) -> BatchPlan:
     """Divide `global_batch`; `micro_batch=None` means one pass per step.

@@ -50,7 +50,10 @@ def find_job(text: str) -> Path:
     """A job file: a path as typed, or the name of a shipped one (`digits`, `jobs/digits.yaml`)."""
     typed = Path(text)
     shipped = shipped_dir("jobs")
-    for path in (typed, shipped / f"{typed.name}.yaml", shipped / typed.name):
+    candidates = [typed]
+    if typed.parent in (Path(), Path("jobs")):  # any other folder is the user's own, mistyped
+        candidates += [shipped / f"{typed.name}.yaml", shipped / typed.name]
+    for path in candidates:
         if path.is_file():
             return path.absolute()
     names = [path.stem for path in shipped.glob("*.yaml")]

@@ -29,7 +29,8 @@ def _lines(section: Any, resolved: Resolved, prefix: str, indent: str) -> Iterat
             yield f"{indent}{field.name}:"
             yield from _lines(value, resolved, f"{key}.", indent + "  ")
         else:
-            yield f"{indent}{field.name}: {_inline(value)}  # {resolved.sources.get(key, 'default')}"
+            source = resolved.sources.get(key, "default")
+            yield f"{indent}{field.name}: {_inline(value)}  # {source}"
 
 
 def _inline(value: Any) -> str:  # noqa: ANN401

@@ -17,7 +17,11 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [pair for pair in pairs if pair[0] not in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")]
+    first: [
+        pair
+        for pair in pairs
+        if pair[0] not in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+    ]
     for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(
@@ -33,7 +37,7 @@ _Loader.add_implicit_resolver(
 def parse_yaml(text: str, where: str) -> Any:  # noqa: ANN401
     """The value of a YAML text; ConfigError names `where` and the line."""
     try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
+        return yaml.load(text, Loader=_Loader)  # a SafeLoader
     except yaml.YAMLError as error:
         raise ConfigError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from None
 

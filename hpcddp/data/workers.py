@@ -17,9 +17,10 @@ from typing import Any
 
 import torch.utils.data
 
+from hpcddp.stop_flag import STOP_SIGNALS
+
 WorkerInit = Callable[[int], None]
 
-_STOP_SIGNALS = {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
 _PREFETCHED_PER_WORKER = 2
 
 
@@ -100,16 +101,16 @@ def _worker_context() -> context.BaseContext:
     """
     worker_context = _WorkerContext()
     worker_context.set_forkserver_preload(["hpcddp.data.datasets"])
-    with _blocked(_STOP_SIGNALS):
+    with _stop_signals_blocked():
         resource_tracker.ensure_running()
-    with _blocked(_STOP_SIGNALS):  # again: starting the tracker unblocks SIGTERM
+    with _stop_signals_blocked():  # again: starting the tracker unblocks SIGTERM
         forkserver.ensure_running()
     return worker_context
 
 
 @contextmanager
-def _blocked(signals: set[signal.Signals]) -> Iterator[None]:
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+def _stop_signals_blocked() -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
     finally:

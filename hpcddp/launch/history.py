@@ -1,12 +1,11 @@
 """What a run wrote about itself, read piece by piece as its files grow. Knows no scheduler."""
 
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hpcddp.run_dir import RunDir
+from hpcddp.run_dir import RunDir, json_objects
 
 Record = dict[str, Any]
 _BLOCK_BYTES = 1 << 20
@@ -85,8 +84,8 @@ class RunHistory:
             self._is_behind = False
             event_lines = _newest_only(event_lines, lambda line: line.startswith(_CHECKPOINT))
             metrics_lines = self._newest_metrics(metrics_lines)
-        events = [record for record in _records(event_lines) if "event" in record]
-        metrics = list(_records(metrics_lines))
+        events = [record for record in json_objects(event_lines) if "event" in record]
+        metrics = list(json_objects(metrics_lines))
         self.events += events
         for record in metrics:
             if "accuracy" in record:
@@ -161,15 +160,4 @@ def _newest_only(lines: list[bytes], is_one: Callable[[bytes], bool]) -> list[by
 
 def _newest_whole(newest_first: Iterable[bytes]) -> bytes:
     """The first line that holds a JSON object, empty if none does."""
-    return next((line for line in newest_first if any(_records([line]))), b"")
-
-
-def _records(lines: Iterable[bytes]) -> Iterator[Record]:
-    """The JSON objects among the lines; torn and foreign lines are passed over."""
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict):
-            yield record
+    return next((line for line in newest_first if any(json_objects([line]))), b"")

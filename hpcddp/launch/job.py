@@ -20,6 +20,8 @@ from hpcddp.errors import HpcddpError
 from hpcddp.run_dir import RunDir
 from hpcddp.stop_flag import StopFlag
 
+_NOT_THE_USERS_FAULT = ("rendezvous", "checkpoint_not_written")
+
 _log = logging.getLogger("hpcddp")
 
 
@@ -38,7 +40,8 @@ def run_job(run_dir: RunDir, environ: Mapping[str, str]) -> NoReturn:
         code = _work(config, layout, run_dir, stop_flag)
     except HpcddpError as error:
         print(f"Error: {error.message}", file=sys.stderr)
-        code = _record_failure(run_dir, layout, error, EXIT_USAGE)
+        failed = error.code in _NOT_THE_USERS_FAULT
+        code = _record_failure(run_dir, layout, error, EXIT_FAILED if failed else EXIT_USAGE)
     except BaseException as error:
         traceback.print_exc()
         code = _record_failure(run_dir, layout, error, EXIT_FAILED)
@@ -54,9 +57,7 @@ def find_layout(config: RunConfig, environ: Mapping[str, str]) -> ProcessLayout:
     return layout_from_environ(environ, ephemeral=ephemeral_range())
 
 
-def _work(
-    config: RunConfig, layout: ProcessLayout, run_dir: RunDir, stop_flag: StopFlag
-) -> int:
+def _work(config: RunConfig, layout: ProcessLayout, run_dir: RunDir, stop_flag: StopFlag) -> int:
     for warning in layout.warnings:
         _log.warning("%s", warning)
     if config.command:

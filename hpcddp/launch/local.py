@@ -19,7 +19,8 @@ from hpcddp.run_dir import RunDir
 def submit_to_local(run_dir: RunDir) -> str:
     """Start the run's supervisor, detached from this terminal, and return its job id."""
     run_dir.batch_log.parent.mkdir(parents=True, exist_ok=True)
-    environ = {k: v for k, v in os.environ.items() if k not in inherited_names(os.environ)}
+    inherited = inherited_names(os.environ)
+    environ = {name: value for name, value in os.environ.items() if name not in inherited}
     with run_dir.batch_log.open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "hpcddp.launch.local", "--run-dir", str(run_dir.path)],
@@ -33,16 +34,22 @@ def submit_to_local(run_dir: RunDir) -> str:
 
 
 def supervise(run_dir: RunDir) -> int:
-    """Run job.sbatch again while it answers 75; returns its last exit code."""
+    """Run job.sbatch again as long as its last act asks for that; returns its last exit code."""
     record_supervisor(run_dir)
     environ = {**os.environ, "HPCDDP_JOB_ID": f"local-{os.getpid()}"}
     restart_count = 0
     while True:
         environ["HPCDDP_RESTART_COUNT"] = str(restart_count)
         code = subprocess.run(["bash", str(run_dir.script)], env=environ).returncode
-        if code != EXIT_AGAIN:
+        if code != EXIT_AGAIN or not _is_requeued(run_dir):
             return code
         restart_count += 1
+
+
+def _is_requeued(run_dir: RunDir) -> bool:
+    """What the script decided: 75 is also the code of a run that has stopped early too often."""
+    kinds = [event["event"] for event in run_dir.read_events() if event["event"] != "submitted"]
+    return kinds[-1:] == ["requeued"]
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
+from hpcddp.stop_flag import STOP_SIGNALS
+
 _GRACE_S = 10.0  # a process that saves and leaves on its own is not cut off
 _POLL_S = 0.05
 
@@ -85,7 +87,7 @@ def _forward_signals_to(processes: list[subprocess.Popen[bytes]]) -> None:
     def forward(signum: int, frame: FrameType | None) -> None:
         _signal_living(list(processes), signum)
 
-    for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+    for signum in STOP_SIGNALS:
         signal.signal(signum, forward)
 
 

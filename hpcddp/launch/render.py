@@ -10,7 +10,7 @@ import jinja2
 
 import hpcddp
 from hpcddp.cluster.option_values import parse_time_limit
-from hpcddp.cluster.options import check_options, check_path
+from hpcddp.cluster.options import check_options, check_text, long_name
 from hpcddp.cluster.profile import ClusterProfile
 from hpcddp.config.files import shipped_dir
 from hpcddp.config.schema import Resources, RunConfig
@@ -52,7 +52,7 @@ class Place:
 def render_script(config: RunConfig, profile: ClusterProfile, place: Place) -> str:
     """The whole text of job.sbatch. Raises HpcddpError for options Slurm would refuse."""
     for path in (place.run_dir.path, place.work_dir, Path(place.python)):
-        check_path(str(path))
+        check_text(str(path), "path")
     processes = processes_per_node(config, profile)
     directives = sbatch_options(config.resources, profile, place, processes)
     check_options(directives)
@@ -67,6 +67,12 @@ def render_script(config: RunConfig, profile: ClusterProfile, place: Place) -> s
         cpus_per_process=config.resources.cpus_per_process or 1,
         launch_line=_launch_line(config.resources, profile, processes),
     )
+
+
+def option_warnings(config: RunConfig, profile: ClusterProfile, place: Place) -> tuple[str, ...]:
+    """What Slurm would accept in silence and a user would regret."""
+    processes = processes_per_node(config, profile)
+    return check_options(sbatch_options(config.resources, profile, place, processes))
 
 
 def sbatch_options(
@@ -94,9 +100,10 @@ def sbatch_options(
         "chdir": str(place.work_dir),
         "output": str(place.run_dir.batch_log),
     }
-    extra = {key.replace("_", "-"): value for key, value in resources.sbatch.items()}
-    _refuse_owned(extra, {**_OWNED, **_named_settings(wanted)})
-    return {key: value for key, value in (wanted | extra).items() if value not in (None, False)}
+    extra = {long_name(key): value for key, value in resources.sbatch.items()}
+    _refuse_owned("resources.sbatch", extra, {**_OWNED, **_named_settings(wanted)})
+    options = wanted | extra | ({"requeue": None} if extra.get("no-requeue") else {})
+    return {key: value for key, value in options.items() if value not in (None, False)}
 
 
 def _gpu_option(profile: ClusterProfile, processes: int) -> dict[str, Any]:
@@ -127,10 +134,10 @@ def _named_settings(wanted: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _refuse_owned(extra: Mapping[str, Any], owned: Mapping[str, str]) -> None:
+def _refuse_owned(section: str, extra: Mapping[str, Any], owned: Mapping[str, str]) -> None:
     for key in extra:
         if key in owned:
-            raise ConfigError(f"resources.sbatch.{key} is set by hpcddp: {owned[key]}.", "conflict")
+            raise ConfigError(f"{section}.{key} is set by hpcddp: {owned[key]}.", "conflict")
 
 
 def _launch_line(resources: Resources, profile: ClusterProfile, processes: int) -> str:
@@ -140,8 +147,9 @@ def _launch_line(resources: Resources, profile: ClusterProfile, processes: int) 
             f'"$python" -u -m hpcddp.launch.local_step --nodes {resources.nodes} '
             f'--processes-per-node {processes} --logs "$logs" -- \\\n  {command}'
         )
-    extra = {key.replace("_", "-"): value for key, value in resources.srun.items()}
-    _refuse_owned(extra, dict.fromkeys(_OWNED_SRUN, "it follows from the resources"))
+    extra = {long_name(key): value for key, value in resources.srun.items()}
+    owned = dict.fromkeys(_OWNED_SRUN, "it follows from the resources")
+    _refuse_owned("resources.srun", extra, owned)
     options = {
         "kill-on-bad-exit": 1,
         "export": "ALL",
@@ -164,7 +172,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
-        autoescape=False,  # noqa: S701 - shell, not HTML
+        autoescape=False,  # shell, not HTML
     )
     environment.filters["sh"] = shlex.quote
     environment.filters["comment"] = lambda text: " ".join(str(text).split())

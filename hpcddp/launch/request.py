@@ -24,7 +24,7 @@ DEFAULT_JOB = "digits"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the user typed: a job file, options that are keys of `resources`, overrides, a command."""
+    """What the user typed: a job file, options (keys of `resources`), overrides, a command."""
 
     job: str | None = None
     cluster: str | None = None
@@ -54,13 +54,16 @@ def resolve_request(request: Request, environ: Mapping[str, str]) -> ResolvedReq
     job = file_layer(find_job(request.job or DEFAULT_JOB))
     options = Layer("command line", {"resources": dict(request.resources)})
     overrides = command_line_layer(request.overrides)
-    upper = (job, environment_layer(environ), options, overrides)
-    cluster = request.cluster or _first("cluster", environ.get(CLUSTER_VARIABLE), upper, "auto")
-    experiment = _first("experiment", None, upper, "digits")
-    profile = load_profile(cluster, environ)
-    names = Layer("chosen", {"cluster": profile.name, "command": list(request.command)})
-    train = file_layer(find_config("train", experiment, environ))
-    resolved = resolve([profile.layer, train, *upper, names])
+    named = {"experiment": "digits", "cluster": "auto", **job.values}
+    if environ.get(CLUSTER_VARIABLE):
+        named["cluster"] = environ[CLUSTER_VARIABLE]
+    named |= overrides.values
+    profile = load_profile(str(request.cluster or named["cluster"]), environ)
+    train = file_layer(find_config("train", str(named["experiment"]), environ))
+    command = {"command": list(request.command)} if request.command else {}
+    chosen = Layer("chosen", {"cluster": profile.name, **command})
+    layers = (profile.layer, train, job, environment_layer(environ), options, overrides, chosen)
+    resolved = resolve(layers)
     return ResolvedRequest(resolved, profile, _job_name(request, job))
 
 
@@ -109,17 +112,6 @@ def check_sizes(config: RunConfig, profile: ClusterProfile) -> None:
             f"train.replicas=single runs in one process, but {processes} were asked for. "
             "Use train.replicas=ddp, or one node with one process."
         )
-
-
-def _first(
-    key: str, from_environment: str | None, layers: tuple[Layer, ...], default: str
-) -> str:
-    """The value of a top-level key that decides which files are read."""
-    job, _environment, options, overrides = layers
-    for layer in (overrides, options):
-        if layer.values.get(key):
-            return str(layer.values[key])
-    return from_environment or str(job.values.get(key) or default)
 
 
 def _job_name(request: Request, job: Layer) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcddp.cluster.job_names import requeue_target, restart_count
-from hpcddp.config.layout import EXIT_AGAIN, EXIT_DONE
+from hpcddp.config.layout import EXIT_AGAIN, EXIT_DONE, EXIT_FAILED
 from hpcddp.config.schema import RequeueConfig, RunConfig
 from hpcddp.config.write import read_config
 from hpcddp.errors import HpcddpError, SubmissionFailed
@@ -43,8 +43,7 @@ def decide(
 ) -> Decision:
     """Pure: srun's exit code, the history since the user sent the run, and Slurm's reason.
 
-    A requeue never turns a failure into success: exit codes are kept, and 75 is what a job that
-    goes on leaves with. Slurm would also requeue a cancelled job if it were asked.
+    Exit codes are kept, so that a requeue never turns a failure into success. Slurm would also requeue a cancelled job if it were asked.
     """
     if exit_code == EXIT_DONE:
         return Decision("finished", "", EXIT_DONE)
@@ -189,7 +188,11 @@ def _scontrol(words: Sequence[str]) -> str | None:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Entry of `python -m hpcddp.launch.requeue`; an error here keeps the job's own exit code."""
+    """Entry of `python -m hpcddp.launch.requeue`.
+
+    An error here keeps the job's own exit code, but for 75: that answer would say that the
+    requeue is done, and the script is to try it by itself.
+    """
     parser = argparse.ArgumentParser(prog="hpcddp.launch.requeue")
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--exit-code", type=int, required=True)
@@ -198,7 +201,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return finish_attempt(RunDir(typed.run_dir), typed.exit_code, os.environ)
     except (HpcddpError, OSError) as error:
         print(f"hpcddp: {error}", file=sys.stderr)
-        return typed.exit_code
+        return EXIT_FAILED if typed.exit_code == EXIT_AGAIN else typed.exit_code
 
 
 if __name__ == "__main__":

@@ -1,18 +1,16 @@
 """Send an ended run once more, in its own folder. What it continues from is decided on the node."""
 
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from hpcddp.cluster.profile import load_profile
 from hpcddp.config.load import Layer, command_line_layer, resolve
 from hpcddp.config.write import config_text
 from hpcddp.config.yaml_text import load_yaml_mapping
 from hpcddp.errors import HpcddpError
-from hpcddp.launch.render import Place, render_script
-from hpcddp.launch.request import ResolvedRequest, check_sizes
+from hpcddp.launch.request import ResolvedRequest
 from hpcddp.launch.status import RunStatus
-from hpcddp.launch.submission import Submission, send_job
+from hpcddp.launch.submission import Submission, prepare_in, send_job
+from hpcddp.launch.words import command_line
 from hpcddp.run_dir import RunDir, write_atomically
 
 
@@ -30,7 +28,7 @@ def resume_run(
     if status.state == "finished" and not overrides:
         raise HpcddpError(
             f"Run `{run_dir.name}` is finished. To train further, change its length: "
-            f"python -m hpcddp resume {run_dir.name} train.max_epochs=N"
+            f"{command_line('resume', run_dir.name, 'train.max_epochs=N')}"
         )
     submission = _prepare_again(run_dir, overrides, environ)
     if overrides:
@@ -42,19 +40,15 @@ def resume_run(
 def _refuse_living(status: RunStatus) -> None:
     if not status.has_ended and status.state != "unknown":
         raise HpcddpError(
-            f"Run `{status.run}` is {status.state} (job {status.job_id}). Two jobs must never train "
-            f"one run: wait for it, or `python -m hpcddp cancel {status.run}` first."
+            f"Run `{status.run}` is {status.state} (job {status.job_id}). Two jobs must never "
+            f"train one run: wait for it, or cancel it first: {command_line('cancel', status.run)}"
         )
 
 
 def _prepare_again(
     run_dir: RunDir, overrides: Sequence[str], environ: Mapping[str, str]
 ) -> Submission:
-    """The run as a Submission, rendered for this python and this folder."""
     kept = Layer("earlier", load_yaml_mapping(run_dir.config))
     resolved = resolve([kept, command_line_layer(overrides)])
     profile = load_profile(resolved.config.cluster, environ)
-    check_sizes(resolved.config, profile)
-    place = Place(run_dir, python=sys.executable, work_dir=Path.cwd())
-    script = render_script(resolved.config, profile, place)
-    return Submission(ResolvedRequest(resolved, profile, run_dir.name), run_dir, script)
+    return prepare_in(ResolvedRequest(resolved, profile, run_dir.name), run_dir)

@@ -25,7 +25,7 @@ def sbatch_words(script: str, environ: Mapping[str, str]) -> list[str]:
     return ["env", *(word for name in sorted(hidden) for word in ("-u", name)), "sbatch"]
 
 
-def test_only(script: str, environ: Mapping[str, str]) -> tuple[bool, str] | None:
+def ask_sbatch(script: str, environ: Mapping[str, str]) -> tuple[bool, str] | None:
     """What `sbatch --test-only` says of a script: accepted or not, and its words.
 
     None where there is no sbatch or it does not answer in time.

@@ -18,6 +18,7 @@ from hpcddp.errors import SubmissionFailed
 from hpcddp.launch.sbatch import last_words, sbatch_words
 from hpcddp.run_dir import RunDir
 
+
 class ScriptExecutor(SlurmExecutor):
     """A submitit executor whose submission file is a finished script."""
 

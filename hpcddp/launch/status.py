@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED
 from hpcddp.errors import HpcddpError
-from hpcddp.launch.history import Record, RunHistory, read_history
+from hpcddp.launch.history import Record, RunHistory
 from hpcddp.launch.scheduler import JobInfo
 from hpcddp.launch.state import ENDED_STATES, Evidence, decide_state
 from hpcddp.run_dir import RunDir
@@ -60,13 +60,8 @@ class RunStatus:
         return code or EXIT_FAILED
 
 
-def run_status(run_dir: RunDir, job: JobInfo | None, now: float) -> RunStatus:
-    """The status of a run from its files and what its scheduler says, if it says anything."""
-    return status_of(read_history(run_dir), job, now)
-
-
 def status_of(history: RunHistory, job: JobInfo | None, now: float) -> RunStatus:
-    """Like `run_status`, of files that were read already."""
+    """The status of a run from its files and what its scheduler says, if it says anything."""
     events, submission, train = history.current, history.submission, history.train
     seen = Evidence(history.run_dir, events, job, now, history.last_write_time)
     state, reason = decide_state(seen)

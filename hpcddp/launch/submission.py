@@ -1,18 +1,18 @@
 """Create a run directory and send its job. The order matters: a crash leaves no unknown job."""
 
-import re
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcddp.cluster.options import check_path
+from hpcddp.cluster.options import check_text
 from hpcddp.config.write import config_text
 from hpcddp.errors import ConfigError, SubmissionFailed
 from hpcddp.launch.code import record_code
-from hpcddp.launch.render import Place, render_script
+from hpcddp.launch.render import Place, option_warnings, render_script
 from hpcddp.launch.request import ResolvedRequest, check_sizes, processes_per_node
+from hpcddp.launch.words import command_line
 from hpcddp.run_dir import RunDir, runs_root, write_atomically
 
 
@@ -23,20 +23,26 @@ class Submission:
     request: ResolvedRequest
     run_dir: RunDir
     script: str
+    warnings: tuple[str, ...]
 
 
-def prepare(
-    request: ResolvedRequest, name: str | None, environ: Mapping[str, str]
-) -> Submission:
+def prepare(request: ResolvedRequest, name: str | None, environ: Mapping[str, str]) -> Submission:
     """Choose the run's folder and render its script; writes nothing.
 
     Raises HpcddpError for sizes that do not fit each other and options Slurm would refuse.
     """
-    check_sizes(request.config, request.profile)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     run_dir = RunDir(runs_root(environ) / check_run_name(name or f"{request.job_name}-{stamp}"))
+    return prepare_in(request, run_dir)
+
+
+def prepare_in(request: ResolvedRequest, run_dir: RunDir) -> Submission:
+    """Like `prepare`, in this folder: rendered for this python and the working directory."""
+    check_sizes(request.config, request.profile)
     place = Place(run_dir, python=sys.executable, work_dir=Path.cwd())
-    return Submission(request, run_dir, render_script(request.config, request.profile, place))
+    script = render_script(request.config, request.profile, place)
+    warnings = option_warnings(request.config, request.profile, place)
+    return Submission(request, run_dir, script, warnings)
 
 
 def send(submission: Submission) -> str:
@@ -73,7 +79,7 @@ def write_run_dir(submission: Submission) -> None:
     except FileExistsError:
         raise ConfigError(
             f"Run `{run_dir.name}` exists already in {run_dir.path.parent}. Use another --name, or "
-            f"go on with it: `python -m hpcddp resume {run_dir.name}`."
+            f"go on with it: {command_line('resume', run_dir.name)}"
         ) from None
     except OSError as error:
         raise ConfigError(
@@ -88,11 +94,11 @@ def write_run_dir(submission: Submission) -> None:
 
 def check_run_name(name: str) -> str:
     """A run name is one folder name; returns it. Raises HpcddpError with the reason otherwise."""
-    check_path(name)
-    if not name.strip() or name.startswith((".", "-")) or "/" in name or re.search(r"[\0-\x1f]", name):
+    check_text(name, "run name")
+    if not name.strip() or name.startswith((".", "-")) or "/" in name:
         raise ConfigError(
-            f"Run name {name!r} is not usable: it becomes a folder name, so no `/`, no control "
-            "characters, and it must not start with `.` or `-`."
+            f"Run name {name!r} is not usable: it becomes a folder name, so it must not be blank, "
+            "hold a `/`, or start with `.` or `-`. Use another --name."
         )
     return name
 

@@ -77,7 +77,7 @@ def run_steps(session: Session) -> int:
             stopped = evaluation is None
         if stopped or state.step >= task.total_steps:
             break
-        stopped = _step_and_report(session, clock)
+        stopped = step_and_report(session, clock)
         session.saver.check_owner()
         if not stopped:  # the last step's is written while the model is evaluated
             saver = session.saver
@@ -85,7 +85,7 @@ def run_steps(session: Session) -> int:
     return _leave(session, evaluation)
 
 
-def _step_and_report(session: Session, clock: StepClock) -> bool:
+def step_and_report(session: Session, clock: StepClock) -> bool:
     """One step; True if all ranks are to stop after it. Collective."""
     begin = time.perf_counter()
     loss = train_step(session)

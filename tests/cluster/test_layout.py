@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hpcddp.cluster.layout import layout_from_environ, layout_from_slurm
+from hpcddp.cluster.layout import layout_from_environ
+from hpcddp.cluster.slurm_step import layout_from_slurm
 from hpcddp.errors import HpcddpError
 
 TABLE = yaml.safe_load(

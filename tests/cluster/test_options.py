@@ -7,15 +7,14 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcddp.cluster.option_values import WarningSignal, parse_gres_gpus
-from hpcddp.cluster.options import (
-    check_options,
-    check_path,
-    check_text,
+from hpcddp.cluster.option_values import (
+    WarningSignal,
+    parse_gres_gpus,
     parse_memory,
     parse_signal,
     parse_time_limit,
 )
+from hpcddp.cluster.options import check_options, check_text
 from hpcddp.errors import HpcddpError
 from hpcddp.run_dir import runs_root
 
@@ -147,13 +146,13 @@ def test_gpus_of_a_gres_request_are_counted(text, gpus):
 
 @pytest.mark.parametrize("path", PATHS["accept"].values(), ids=PATHS["accept"])
 def test_a_path_that_survives_quoting_is_accepted(path):
-    check_path(path)
+    check_text(path, "path")
 
 
 @pytest.mark.parametrize("path", PATHS["refuse"].values(), ids=PATHS["refuse"])
 def test_a_path_that_would_be_rewritten_is_refused(path):
     with pytest.raises(HpcddpError) as caught:
-        check_path(path)
+        check_text(path, "path")
     assert caught.value.code == "unsafe_path"
     assert caught.value.message.isprintable()
 

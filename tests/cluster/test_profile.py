@@ -22,6 +22,7 @@ def test_every_shipped_profile_loads_and_its_defaults_are_settings(name):
         ({"launcher": "pbs"}, "use one of slurm, local"),
         ({"env": {"NCCL_SOCKET_IFNAME": "ib0"}}, "needs a value and a reason"),
         ({"env": {"NCCL_SOCKET_IFNAME": {"value": "ib0"}}}, "why"),
+        ({"env": {"HF_TOKEN": {"value": "x", "why": "x"}}}, "looks like a credential"),
         ({"env": {"NCCL_CROSS_NIC": {"value": 1, "why": "x"}}}, 'quote it: "1"'),
     ],
 )

@@ -11,12 +11,9 @@ from hpcddp.errors import ConfigError
     [(256, 32, 8, (32, 1)), (256, 32, 4, (32, 2)), (96, None, 3, (32, 1)), (5, 5, 1, (5, 1))],
 )
 def test_batches_are_divided(global_batch, micro_batch, world_size, expected):
-    plan = plan_batches(
-        global_batch=global_batch, micro_batch=micro_batch, world_size=world_size
-    )
+    plan = plan_batches(global_batch=global_batch, micro_batch=micro_batch, world_size=world_size)
     assert (plan.micro_batch, plan.accumulation_steps) == expected
     assert plan.micro_batch * plan.accumulation_steps * plan.world_size == global_batch
-    assert plan.per_process * world_size == global_batch
 
 
 @pytest.mark.parametrize(
@@ -31,5 +28,5 @@ def test_the_nearest_values_that_divide_are_named(
 
 
 def test_zero_is_never_proposed():
-    with pytest.raises(ConfigError, match="Set train.global_batch to 8."):
+    with pytest.raises(ConfigError, match=r"Set train\.global_batch to 8\."):
         plan_batches(global_batch=3, micro_batch=None, world_size=8)

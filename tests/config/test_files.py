@@ -47,6 +47,7 @@ def test_a_job_file_as_typed_wins_over_a_shipped_one(elsewhere):
     [
         (lambda: find_config("clusters", "generc", {}), "`generic`"),
         (lambda: find_job("jobs/digit.yaml"), "`digits`"),
+        (lambda: find_job("my-jobs/digits.yaml"), "`digits`"),
     ],
 )
 def test_a_mistyped_name_is_answered_with_the_nearest(elsewhere, call, near):

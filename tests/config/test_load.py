@@ -112,7 +112,7 @@ def test_a_word_without_a_value_is_refused(word):
 
 
 def test_documented_environment_variables_set_existing_keys():
-    layer = environment_layer({name: "7" for name in ENVIRONMENT_KEYS} | {"HOME": "/root"})
+    layer = environment_layer(dict.fromkeys(ENVIRONMENT_KEYS, "7") | {"HOME": "/root"})
     resolved = resolve([BASE, layer])
     for key in ENVIRONMENT_KEYS.values():
         assert value_at(resolved.config, key) == "7"

@@ -5,7 +5,6 @@ import os
 import pytest
 
 
-
 @pytest.fixture
 def workplace(tmp_path, monkeypatch):
     """An empty working folder whose runs stay inside it, and an environment without Slurm."""
@@ -26,7 +25,7 @@ def fake_sbatch(workplace, monkeypatch):
         "#!/bin/bash\n"
         f'printf "%s\\n" "$@" > {workplace}/sbatch.args\n'
         f"env -0 > {workplace}/sbatch.env\n"
-        'for last; do :; done\n'
+        "for last; do :; done\n"
         f'[ -f "$last" ] && cp "$last" {workplace}/sbatch.script\n'
         f'[ -e {workplace}/refuse ] && {{ echo "sbatch: error: Invalid account" >&2; exit 1; }}\n'
         "echo '4711;cluster'\n"
@@ -34,5 +33,3 @@ def fake_sbatch(workplace, monkeypatch):
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     return workplace
-
-

@@ -10,6 +10,7 @@ import time
 import psutil
 import pytest
 
+from hpcddp.launch.local import supervise
 from hpcddp.launch.supervisor import read_supervisor, supervisor_alive
 from hpcddp.run_dir import RunDir
 
@@ -62,6 +63,17 @@ def test_exit_code_75_starts_it_again_with_new_logs(workplace):
         assert run_dir.rank_log(attempt, 0).read_text() == f"attempt {attempt}\n"
     assert kinds(run_dir).count("requeued") == 4
     assert kinds(run_dir)[-1] == "finished"
+
+
+def test_75_without_a_requeue_is_the_end(tmp_path):
+    run_dir, starts = RunDir(tmp_path), tmp_path / "starts"
+    run_dir.script.write_text(
+        f"echo >> {starts}; n=$(wc -l < {starts}); [ $n -lt 9 ] || exit 1\n"
+        f"[ $n -lt 3 ] && kind=requeued || kind=failed\n"
+        f"echo '{{\"event\": \"'$kind'\"}}' >> {run_dir.events}; exit 75\n"
+    )
+    assert supervise(run_dir) == 75
+    assert starts.read_text().count("\n") == 3
 
 
 def test_a_failure_is_final_and_keeps_its_code(workplace):

@@ -101,6 +101,8 @@ def test_gpus_are_asked_for_in_the_way_of_the_site(shape):
         (["resources.sbatch.signal=B:USR2@60"], ["resources.sbatch.signal", "warn_before_s"]),
         (["resources.sbatch.ntasks=4"], ["resources.sbatch.ntasks", "resources.nodes"]),
         (["resources.sbatch.mem_per_cpu=4GB"], ["use resources.mem_per_cpu"]),
+        (["resources.sbatch.N=3"], ["resources.sbatch.nodes", "use resources.nodes"]),
+        (["resources.srun.c=3"], ["resources.srun.cpus-per-task"]),
         (["resources.sbatch.array=0-3"], ["array", "one run per element"]),
         (["resources.srun.output=x"], ["output"]),
         (["resources.mem=16GB", "resources.mem_per_cpu=1GB"], ["mem", "mem-per-cpu"]),

@@ -86,6 +86,20 @@ def test_sizes_that_do_not_fit_fail_before_the_queue(workplace, overrides, must_
         check_sizes(answer.config, answer.profile)
 
 
+def test_a_job_file_may_name_the_users_own_command(workplace):
+    write(workplace / "mine.yaml", "command: [python, x.py]\n")
+    answer = resolve_request(Request(job="mine.yaml", cluster="local"), {})
+    assert answer.config.command == ("python", "x.py")
+    typed = Request(job="mine.yaml", cluster="local", command=("ls",))
+    assert resolve_request(typed, {}).config.command == ("ls",)
+
+
+@pytest.mark.parametrize("path", sorted(shipped_dir("jobs").glob("*.yaml")), ids=lambda p: p.stem)
+def test_a_shipped_job_trains_on_the_data_in_its_name(workplace, path):
+    data = resolve_request(Request(job=str(path), cluster="local"), {}).config.data
+    assert path.stem.endswith(data.name)
+
+
 def test_a_users_own_command_has_no_batch_to_divide(workplace):
     request = Request(cluster="local", overrides=("train.global_batch=3",), command=("ls", "-l"))
     answer = resolve_request(request, {})

@@ -165,7 +165,10 @@ def test_a_finished_run_is_recorded_once(run_dir):
     assert [event["event"] for event in run_dir.read_events()].count("finished") == 1
 
 
-def test_the_exit_code_survives_a_broken_run_directory(tmp_path, capsys):
-    words = ["--run-dir", str(tmp_path / "gone"), "--exit-code", "3"]
-    assert requeue.main(words) == 3
+@pytest.mark.parametrize(("code", "answer"), [(3, 3), (75, 1)])
+def test_a_broken_run_directory_keeps_the_exit_code_and_never_claims_a_requeue(
+    tmp_path, capsys, code, answer
+):
+    words = ["--run-dir", str(tmp_path / "gone"), "--exit-code", str(code)]
+    assert requeue.main(words) == answer
     assert "gone" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from hpcddp.launch.failure import exit_words
 from hpcddp.launch.history import read_history
 from hpcddp.launch.scheduler import JobInfo
 from hpcddp.launch.state import Evidence, decide_state, is_settled
-from hpcddp.launch.status import RunStatus, find_run, list_runs, run_status
+from hpcddp.launch.status import RunStatus, find_run, list_runs, status_of
 from hpcddp.run_dir import RunDir
 
 CASES = yaml.safe_load(
@@ -80,7 +80,7 @@ def test_slurm_is_not_asked_about_runs_whose_events_tell_their_end(events, settl
 
 
 def status(run_dir, job=None, now=2000.0):
-    return run_status(run_dir, job, now)
+    return status_of(read_history(run_dir), job, now)
 
 
 def test_figures_come_from_the_newest_records(tmp_path):

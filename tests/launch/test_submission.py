@@ -110,6 +110,16 @@ def test_a_dry_run_shows_everything_and_writes_nothing(fake_sbatch):
     assert "--test-only" in (fake_sbatch / "sbatch.args").read_text()
 
 
+def test_what_slurm_accepts_and_a_user_regrets_is_said(fake_sbatch):
+    no_requeue = "resources.sbatch.no_requeue=true"
+    result = hpcddp("submit", "--cluster", "generic", "--name", "r", no_requeue)
+    assert "Warning: " in result.stderr
+    assert "requeue" in result.stderr
+    script = (fake_sbatch / "sbatch.script").read_text().splitlines()
+    assert "#SBATCH --no-requeue" in script
+    assert "#SBATCH --requeue" not in script
+
+
 def test_render_works_without_slurm(workplace):
     result = hpcddp("render", "--cluster", "generic", "--name", "r")
     assert result.stdout.startswith("#!/bin/bash\n#SBATCH --job-name=r\n")

@@ -91,6 +91,16 @@ def test_two_equal_runs_end_with_equal_bits(tmp_path):
     assert differing(final_state(tmp_path / "first"), final_state(tmp_path / "second")) == []
 
 
+def test_loader_workers_change_no_bit_and_do_not_hear_the_signal(tmp_path):
+    through, broken = tmp_path / "same" / "run", tmp_path / "other" / "run"
+    config = small_config(*SETTINGS, "train.max_steps=4")
+    train_on(1, through, config)
+    with_workers = small_config(*SETTINGS, "train.max_steps=4", "data.workers=2")
+    assert train_on(1, broken, with_workers, train_until_2) == [75]
+    assert train_on(1, broken, with_workers) == [0]
+    assert differing(final_state(through), final_state(broken)) == []
+
+
 def test_another_seed_ends_with_other_bits(tmp_path):
     for seed in (0, 1):
         config = small_config(*SETTINGS, "train.max_steps=1", f"train.seed={seed}")

@@ -84,6 +84,19 @@ print(flag.is_set)
     assert run_python(code) == ["True"]
 
 
+def test_a_signal_while_torch_is_imported_is_kept():
+    code = """
+import os, signal, threading, time
+from hpcddp.stop_flag import StopFlag
+flag = StopFlag.install()
+threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start()
+import torch
+while not flag.is_set: time.sleep(0.01)
+print(flag.is_set)
+"""
+    assert run_python(code) == ["True"]
+
+
 def wait_in_collective(layout, sender):
     """In a child: rank 0 waits for rank 1, is signalled meanwhile, and tells when it noticed."""
     import torch

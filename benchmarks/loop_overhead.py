@@ -1,0 +1,182 @@
+"""What the training loop costs over a bare DDP loop: images/s of ours / images/s of the bare one.
+
+    python benchmarks/loop_overhead.py                       # two processes, one core each
+    python benchmarks/loop_overhead.py --model resnet18 --micro-batch 8 --rounds 40
+
+Both loops run in the same processes on the same cores, in turns of a few steps, so that whatever
+else the machine does meets both. The bare loop is what one would write in a minute: DDP with its
+defaults, SGD with the same fused kernel, batches that lie ready in memory as normalised floats. It
+has no loader, no augmentation, no schedule, no stop vote, no record and no evaluation. Ours is
+`hpcddp.train.loop.step_and_report` with its defaults and a record every ten steps.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import platform
+import random
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from hpcddp.config.layout import ProcessLayout
+from hpcddp.config.load import Layer, resolve
+from hpcddp.run_dir import RunDir
+from hpcddp.stop_flag import StopFlag
+from hpcddp.train.loop import step_and_report
+from hpcddp.train.metrics import StepClock
+from hpcddp.train.models import build_model
+from hpcddp.train.process_group import open_ranks
+from hpcddp.train.resume import Found
+from hpcddp.train.setup import build_session
+from hpcddp.train.stop import StopVote
+from hpcddp.train.task import build_task
+
+WORLD_SIZE = 2
+
+
+def parsed(words):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="resnet50")
+    parser.add_argument("--micro-batch", type=int, default=16)
+    parser.add_argument("--image-size", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=30, help="turns of each loop")
+    parser.add_argument("--steps", type=int, default=5, help="steps in a turn")
+    return parser.parse_args(words)
+
+
+def config_of(options):
+    train = {
+        "model": options.model,
+        "global_batch": options.micro_batch * WORLD_SIZE,
+        "max_steps": 1_000_000,
+        "eval_every_epochs": None,
+        "device": "cpu",
+    }
+    data = {"name": "synthetic", "image_size": options.image_size}
+    return resolve([Layer("benchmark", {"train": train, "data": data})]).config
+
+
+def build_ours(options, layout, ranks, run_dir):
+    """One step of our loop, as a function."""
+    task = build_task(config_of(options), layout)
+    vote = StopVote(ranks, StopFlag())
+    session = build_session(task, torch.device("cpu"), ranks, vote, Found(None), RunDir(run_dir))
+    clock = StepClock()
+    return lambda: step_and_report(session, clock)
+
+
+def build_bare(options):
+    """One step of the bare loop, as a function."""
+    model = DistributedDataParallel(build_model(options.model, 10, {}, seed=0))
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4, fused=True
+    )
+    shape = (options.micro_batch, 3, options.image_size, options.image_size)
+    batches = [(torch.randn(shape), torch.arange(options.micro_batch) % 10) for _ in range(8)]
+    steps = iter(range(10**9))
+
+    def step():
+        images_nchw, labels_n = batches[next(steps) % len(batches)]
+        optimizer.zero_grad(set_to_none=True)
+        F.cross_entropy(model(images_nchw), labels_n).backward()
+        optimizer.step()
+
+    return step
+
+
+def seconds_of(step, count):
+    """Wall seconds, and CPU seconds of all threads of this process, which others do not disturb."""
+    torch.distributed.barrier()
+    begin, cpu_begin = time.perf_counter(), time.process_time()
+    for _ in range(count):
+        step()
+    torch.distributed.barrier()
+    return time.perf_counter() - begin, time.process_time() - cpu_begin
+
+
+def measure(pipe, options, layout, run_dir):
+    """In a child, on one core: (wall, CPU) seconds of each turn, as pairs (bare, ours)."""
+    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[layout.local_rank]})
+    torch.set_num_threads(1)
+    ranks = open_ranks(layout, torch.device("cpu"), 60)
+    ours, bare = build_ours(options, layout, ranks, run_dir), build_bare(options)
+    for step in (bare, ours):
+        seconds_of(step, 3)  # DDP regroups after its first step, caches fill
+    pairs = []
+    for turn in range(options.rounds):
+        first, second = (bare, ours) if turn % 2 else (ours, bare)
+        seconds = {step: seconds_of(step, options.steps) for step in (first, second)}
+        pairs.append((seconds[bare], seconds[ours]))
+    ranks.close()
+    pipe.send(pairs)
+
+
+def run(options):
+    with tempfile.TemporaryDirectory() as folder, socket.create_server(("", 0)) as free:
+        port = free.getsockname()[1]
+        free.close()
+        pipes, processes = [], []
+        for rank in range(WORLD_SIZE):
+            layout = ProcessLayout(
+                global_rank=rank,
+                world_size=WORLD_SIZE,
+                local_rank=rank,
+                local_world_size=WORLD_SIZE,
+                master_port=port,
+                launcher="local",
+            )
+            ours, theirs = multiprocessing.Pipe()
+            context = multiprocessing.get_context("spawn")
+            call = (theirs, options, layout, Path(folder))
+            processes.append(context.Process(target=measure, args=call))
+            processes[-1].start()
+            pipes.append(ours)
+        pairs = pipes[0].recv()
+        for process in processes:
+            process.join()
+    return pairs
+
+
+def summary(options, pairs):
+    """Throughputs, and the ratio of wall and of CPU time with 95 % bootstrap intervals."""
+    images = options.micro_batch * WORLD_SIZE * options.steps
+    return {
+        "model": options.model,
+        "micro_batch": options.micro_batch,
+        "world_size": WORLD_SIZE,
+        "turns": len(pairs),
+        "steps_per_turn": options.steps,
+        "bare_images_per_s": round(statistics.median(images / bare[0] for bare, _ in pairs), 2),
+        "ours_images_per_s": round(statistics.median(images / ours[0] for _, ours in pairs), 2),
+        "wall": ratio_of([bare[0] / ours[0] for bare, ours in pairs]),
+        "cpu": ratio_of([bare[1] / ours[1] for bare, ours in pairs]),
+        "load_average": os.getloadavg()[0],
+        "torch": torch.__version__,
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+    }
+
+
+def ratio_of(ratios):
+    draw = random.Random(0)
+    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(2000))
+    return {
+        "ratio": round(statistics.median(ratios), 4),
+        "interval_95": [round(medians[50], 4), round(medians[1949], 4)],
+        "quartiles": [round(quartile, 4) for quartile in statistics.quantiles(ratios, n=4)[::2]],
+    }
+
+
+if __name__ == "__main__":
+    chosen = parsed(sys.argv[1:])
+    print(json.dumps(summary(chosen, run(chosen)), indent=2))

@@ -1,0 +1,173 @@
+"""Real training on a real Slurm: to the end, through a stop, through preemption, and into failure."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from hpcddp.run_dir import read_json_lines
+
+# Small enough for two shared cores, large enough to be caught in the middle.
+TINY = ("train.model=resnet18", "train.global_batch=16", "log.every_steps=1", "train.seed=3")
+LONG = (*TINY, "train.max_steps=400", "checkpoint.every_steps=400")
+METRICS = {
+    "step", "epoch", "loss", "lr", "images_per_s", "images_per_s_per_gpu", "data_wait_s", "step_s",
+}  # fmt: skip
+
+
+def losses(run_dir):
+    return {r["step"]: r["loss"] for r in read_json_lines(run_dir.metrics) if "loss" in r}
+
+
+def kinds(run_dir):
+    return [event["event"] for event in run_dir.read_events()]
+
+
+def wait_for_step(hpcddp, name, step):
+    """Wait until a run has done `step` steps."""
+
+    def problem():
+        seen = max(losses(hpcddp.run_dir(name)), default=0)
+        return "" if seen >= step else f"{name} is at step {seen}"
+
+    hpcddp.cluster.wait_until(problem, 120)
+
+
+def pid_of_rank(job_id, global_rank):
+    """The process of one rank; all nodes of the test cluster share this machine's processes."""
+    wanted = {f"SLURM_JOB_ID={job_id}".encode(), f"SLURM_PROCID={global_rank}".encode()}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            environment = set((entry / "environ").read_bytes().split(b"\0"))
+            command = (entry / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        is_step = any(item.startswith(b"SLURM_STEP_ID=") for item in environment)
+        if is_step and wanted <= environment and b"run" in command and b"srun" not in command[0]:
+            return int(entry.name)
+    raise AssertionError(f"no process of rank {global_rank} of job {job_id}")
+
+
+def test_two_nodes_train_to_the_end_and_everything_is_told(hpcddp, cluster):
+    words = [*TINY, "train.max_steps=4"]
+    done = hpcddp(
+        "submit", "--nodes", "2", "--cluster", "testcluster", "--name", "r", "--follow", *words,
+        timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "test accuracy" in done.stdout
+    run_dir, status = hpcddp.run_dir("r"), hpcddp.status("r")
+    assert (status["state"], status["step"], status["exit_code"]) == ("finished", 4, 0)
+    assert kinds(run_dir) == ["submitted", "started", "checkpoint", "finished"]
+    started = run_dir.read_events()[1]
+    assert (started["world_size"], started["hosts"]) == (2, cluster.nodes[:2])
+    assert set(next(read_json_lines(run_dir.metrics))) >= METRICS
+    kept = cluster.run(["scontrol", "write", "batch_script", status["job_id"], "-"])
+    assert kept.stdout.rstrip("\n") == run_dir.script.read_text().rstrip("\n")
+    same = ["submit", "--nodes", "2", "--cluster", "local", "--name", "here", "--follow", *words]
+    assert hpcddp(*same, timeout=300).returncode == 0
+    assert losses(hpcddp.run_dir("here")) == losses(run_dir)
+    compared = hpcddp("checkpoint", "diff", "r", "here")
+    assert (compared.returncode, "identical" in compared.stdout) == (0, True)
+
+
+def test_a_signalled_job_saves_comes_back_and_ends_with_the_same_bits(hpcddp, cluster):
+    words = [*TINY, "train.max_steps=24"]
+    job_id = hpcddp.submit("r", *words)
+    wait_for_step(hpcddp, "r", 2)
+    os.kill(pid_of_rank(job_id, 1), signal.SIGUSR2)  # one rank is told, all stop
+    hpcddp.wait_for("r", "requeued", timeout=60)
+    run_dir = hpcddp.run_dir("r")
+    stopped = next(event for event in run_dir.read_events() if event["event"] == "stopped")
+    assert 2 <= stopped["step"] < 24
+    status = hpcddp.wait_for("r", "finished", timeout=180)
+    assert (status["attempt"], status["job_id"], status["step"]) == (1, job_id, 24)
+    resumed = next(event for event in run_dir.read_events() if event["event"] == "resumed")
+    assert resumed["step"] == stopped["step"]
+    hpcddp.submit("uninterrupted", *words)
+    hpcddp.wait_for("uninterrupted", "finished", timeout=180)
+    assert losses(hpcddp.run_dir("uninterrupted")) == losses(run_dir)
+    compared = hpcddp("checkpoint", "diff", "r", "uninterrupted")
+    assert compared.returncode == 0, compared.stdout
+
+
+def test_a_preempted_job_loses_no_step(hpcddp, cluster):
+    job_id = hpcddp.submit("r", "--partition", "preempt-grace", *TINY, "train.max_steps=30")
+    wait_for_step(hpcddp, "r", 2)
+    cluster.preempt(job_id)
+    status = hpcddp.wait_for("r", "finished", timeout=240)
+    assert (status["attempt"], status["step"]) == (1, 30)
+    steps = [r["step"] for r in read_json_lines(hpcddp.run_dir("r").metrics) if "loss" in r]
+    assert steps == list(range(1, 31))  # none twice, none missing
+    assert cluster.show(job_id)["Restarts"] == "1"
+    reasons = [e["reason"] for e in hpcddp.run_dir("r").read_events() if e["event"] == "requeued"]
+    assert reasons == ["preempted"]
+
+
+@pytest.fixture
+def images_with_a_broken_one(tmp_path):
+    """An image folder in which one training file is no image."""
+    from PIL import Image
+
+    for split, count in (("train", 16), ("val", 4)):
+        for label in ("a", "b"):
+            folder = tmp_path / "images" / split / label
+            folder.mkdir(parents=True)
+            for number in range(count):
+                Image.new("RGB", (32, 32), (8 * number, 0, 0)).save(folder / f"{number:02d}.JPEG")
+    (tmp_path / "images/train/b/07.JPEG").write_bytes(b"not an image")
+    return tmp_path / "images"
+
+
+def test_a_rank_that_raises_ends_the_job_and_status_names_its_error(
+    hpcddp, cluster, images_with_a_broken_one
+):
+    data = ("data.name=imagenet", f"data.root={images_with_a_broken_one}")
+    job_id = hpcddp.submit("r", *LONG, *data)
+    status = hpcddp.wait_for("r", "failed", timeout=180)
+    assert cluster.wait(job_id, {"FAILED"}) == "FAILED"
+    assert "UnidentifiedImageError" in status["reason"] or "07.JPEG" in status["reason"]
+    failures = [e for e in hpcddp.run_dir("r").read_events() if e["event"] == "failed"]
+    first, last = failures[0]["time"], failures[-1]["time"]
+    assert last - first < 30  # nobody waits for the one that is gone
+    rank = failures[0]["global_rank"]
+    assert "07.JPEG" in hpcddp("logs", "r", "--rank", str(rank)).stdout
+    assert hpcddp("wait", "r").returncode not in (0, 75)
+
+
+def test_a_rank_killed_outright_ends_the_job(hpcddp, cluster):
+    job_id = hpcddp.submit("r", *LONG)
+    wait_for_step(hpcddp, "r", 2)
+    os.kill(pid_of_rank(job_id, 1), signal.SIGKILL)
+    killed = time.time()
+    assert cluster.wait(job_id, {"FAILED"}, timeout=40) == "FAILED"
+    assert time.time() - killed < 40
+    status = hpcddp.status("r")
+    assert status["state"] == "failed"
+    assert "rank 1" in status["reason"] or "SIGKILL" in status["reason"]
+    assert not cluster.run(["squeue", "--noheader"]).stdout
+
+
+def test_a_cancelled_run_never_comes_back(hpcddp, cluster):
+    job_id = hpcddp.submit("r", *LONG)
+    wait_for_step(hpcddp, "r", 1)
+    assert hpcddp("cancel", "r").returncode == 0
+    assert cluster.wait(job_id, {"CANCELLED"}, timeout=60) == "CANCELLED"
+    assert hpcddp.status("r")["state"] == "cancelled"
+    time.sleep(10)  # a requeued job of this cluster is back after about 8 s
+    assert cluster.show(job_id)["JobState"] == "CANCELLED"
+    assert "requeued" not in kinds(hpcddp.run_dir("r"))
+
+
+def test_two_jobs_on_one_node_do_not_meet(hpcddp, cluster):
+    node = f"resources.sbatch.nodelist={cluster.nodes[0]}"
+    words = ["--nodes", "1", node, "resources.processes_per_node=2", *TINY, "train.max_steps=2"]
+    for name in ("one", "two"):
+        hpcddp.submit(name, *words)
+    for name in ("one", "two"):
+        hpcddp.wait_for(name, "finished", timeout=240)
+    assert losses(hpcddp.run_dir("one")) == losses(hpcddp.run_dir("two"))
