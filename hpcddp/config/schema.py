@@ -50,6 +50,7 @@ class TrainConfig:
     channels_last: bool | None = None  # memory format; None: on CUDA only
     label_smoothing: float = 0.0
     max_grad_norm: float | None = None
+    on_nonfinite: str = "stop"  # a loss that is NaN or infinite: stop, or skip the step
     deterministic: bool = True  # deterministic operators where torch has them
     rendezvous_timeout_s: int = 300  # how long the processes wait for each other at the start
 
@@ -138,6 +139,7 @@ class RunConfig:
 _CHOICES = {
     "train.replicas": ("single", "ddp"),
     "train.device": ("auto", "cpu", "cuda"),
+    "train.on_nonfinite": ("stop", "skip"),
     "train.precision": ("fp32", "bf16", "fp16"),
     "data.name": ("digits", "fashion_mnist", "cifar10", "imagenet", "synthetic"),
     "data.augment": ("none", "shift", "crop_flip", "random_resized_crop"),

@@ -51,6 +51,8 @@ class Journal:
             *(step, total_steps, fields["epoch"], fields["loss"], fields["lr"]),
             fields["images_per_s"],
         )
+        if fields.get("skipped_steps"):
+            _log.warning("%d steps were left out so far: not finite", fields["skipped_steps"])
 
     def evaluated(self, step: int, **fields: float) -> None:
         """One evaluation record: epoch, accuracy, eval_loss, samples, seconds."""

@@ -4,6 +4,7 @@ Shapes: n images of one micro-batch, c = 3 channels, h = w = image_size.
 """
 
 import logging
+import math
 import time
 from contextlib import nullcontext
 
@@ -93,10 +94,17 @@ def step_and_report(session: Session, clock: StepClock) -> bool:
     if is_logged:  # the only time the host waits for the device
         mean_loss = mean_across_ranks(session.ranks, loss, session.task.plan.world_size)
     stopped = session.vote.close()
+    if session.vote.saw_nonfinite or (is_logged and _is_fatal(session, mean_loss)):
+        layout = session.task.layout
+        raise session.watch.error(session.ranks, layout.global_rank, layout.world_size)
     clock.add(time.perf_counter() - begin, session.feed.take_waited_s())
     if is_logged:
         _report_step(session, mean_loss, clock)
     return stopped
+
+
+def _is_fatal(session: Session, mean_loss: float) -> bool:
+    return session.skipper is None and not math.isfinite(mean_loss)
 
 
 def train_step(session: Session) -> torch.Tensor:
@@ -108,6 +116,8 @@ def train_step(session: Session) -> torch.Tensor:
     passes = task.plan.accumulation_steps
     loss_sum = torch.zeros((), device=session.device)
     seed_step(task.config.train.seed, state.step, task.layout.global_rank)
+    if session.skipper is not None:
+        session.skipper.begin()
     for micro_step in range(passes):
         images_nchw, labels_n = session.feed.next()
         is_last = micro_step == passes - 1
@@ -116,7 +126,12 @@ def train_step(session: Session) -> torch.Tensor:
             loss = session.forward.loss(images_nchw, labels_n) / passes
             state.scaler.scale(loss).backward()
         loss_sum += loss.detach()
-    session.vote.open()  # so late that it counts this step's signals; the update hides its time
+    session.watch.note(loss_sum, state.step + 1)
+    saw_nonfinite = session.skipper is None and session.watch.has_heard
+    # So late that it counts this step's signals; the update hides its time.
+    session.vote.open(saw_nonfinite)
+    if session.skipper is not None:
+        session.skipper.judge(loss_sum)
     set_lr(state.optimizer, lr_at(state.step, task.schedule))
     _update_weights(session)
     state.step += 1
@@ -143,6 +158,7 @@ def _report_step(session: Session, loss: float, clock: StepClock) -> None:
         loss=loss,
         lr=lr_at(step - 1, task.schedule),
         **clock.take_rates(task.plan),
+        **({} if session.skipper is None else {"skipped_steps": session.skipper.count}),
     )
 
 

@@ -19,6 +19,7 @@ from hpcddp.train.cadence import Cadence
 from hpcddp.train.checkpoint import Retention, save_snapshot, snapshot_state
 from hpcddp.train.host_copy import HostCopy
 from hpcddp.train.journal import Journal
+from hpcddp.train.nonfinite import NonFiniteError, first_nonfinite
 from hpcddp.train.ownership import Ownership
 from hpcddp.train.process_group import Ranks
 from hpcddp.train.state import TrainState
@@ -81,22 +82,32 @@ class Saver:
 
         Nobody may leave earlier: a process that ends with 75 makes srun kill the writer.
         """
-        self.ranks.decide(lambda: self._finish(state))
+        nonfinite = self.ranks.decide(lambda: self._finish(state))
+        if nonfinite is not None:
+            raise NonFiniteError(_nonfinite_words(state.step, nonfinite))
 
-    def _finish(self, state: TrainState) -> None:
+    def _finish(self, state: TrainState) -> str | None:
+        """Save; or the name of a tensor that is not finite."""
         begin = time.perf_counter()
         self._writer.wait()
         if state.step == self.saved_step:
-            return
+            return None
         snapshot = snapshot_state(state.to_dict())
+        nonfinite = first_nonfinite(snapshot)
+        if nonfinite is not None:
+            return nonfinite
         info, seconds = self._store(state.step, snapshot)
         stall_s = time.perf_counter() - begin
         self.journal.saved(info, seconds, stall_s, self.cadence.every_steps)
+        return None
 
     def _write(self, step: int, snapshot: Mapping[str, Any], stall_s: float) -> None:
         """In the writer's thread: whatever goes wrong is said at once, and training goes on."""
         try:
             self._copy.wait()
+            nonfinite = first_nonfinite(snapshot)
+            if nonfinite is not None:  # the loop will hear of it from the loss
+                raise CheckpointError(_nonfinite_words(step, nonfinite), "not_finite")
             info, seconds = self._store(step, snapshot)
             self.journal.saved(info, seconds, stall_s, self.cadence.every_steps)
         except CheckpointError as error:
@@ -122,3 +133,7 @@ class Saver:
         self.saved_step = step
         self._write_s = time.perf_counter() - begin
         return info, self._write_s
+
+
+def _nonfinite_words(step: int, name: str) -> str:
+    return f"The state after step {step} is not finite ({name}) and was not saved."

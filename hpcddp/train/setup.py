@@ -20,6 +20,7 @@ from hpcddp.train.fingerprint import fingerprint_of
 from hpcddp.train.forward import Forward, build_scaler
 from hpcddp.train.journal import Journal
 from hpcddp.train.models import build_model, check_model, count_parameters
+from hpcddp.train.nonfinite import LossWatch, StepSkipper
 from hpcddp.train.optim import build_optimizer
 from hpcddp.train.ownership import Ownership
 from hpcddp.train.process_group import Ranks
@@ -49,6 +50,8 @@ class Session:
     vote: StopVote
     journal: Journal
     saver: Saver
+    watch: LossWatch
+    skipper: StepSkipper | None  # only for train.on_nonfinite=skip
 
 
 def check_early(config: RunConfig, layout: ProcessLayout) -> None:
@@ -77,6 +80,7 @@ def build_session(
     to_device = build_to_device(task.train_set, device, _channels_last(train.channels_last, device))
     warm_up(forward, *to_device(_made_up_batch(task)))
     restore(found, state, ranks)
+    skips = train.on_nonfinite == "skip"
     if found.point is not None:
         journal.resumed(found.point)
     return Session(
@@ -90,6 +94,8 @@ def build_session(
         vote=vote,
         journal=journal,
         saver=_build_saver(task, device, state.step, ranks, journal, run_dir, owner),
+        watch=LossWatch(device),
+        skipper=StepSkipper(state.model, state.optimizer, ranks) if skips else None,
     )
 
 
