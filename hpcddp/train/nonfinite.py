@@ -1,7 +1,6 @@
 """Losses and states that are no numbers any more: found without waiting, never saved.
 
-Knows no file.
-On CUDA the host hears of a loss a few steps late; the step that is named is the right one.
+Knows no file. On CUDA the host hears of a loss a few steps late; the step named is the right one.
 """
 
 from collections.abc import Mapping
