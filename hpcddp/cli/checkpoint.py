@@ -1,4 +1,4 @@
-"""`checkpoint`: list, verify and compare the checkpoints of runs."""
+"""`checkpoint`: list, verify, compare and export the checkpoints of runs."""
 
 import json
 import math
@@ -35,7 +35,7 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="print one J
 
 @click.group()
 def command() -> None:
-    """List, verify and compare checkpoints.
+    """List, verify, compare and export checkpoints.
 
     PATH is a checkpoint directory, or the name or directory of a run: then its newest checkpoint.
     """
@@ -90,6 +90,21 @@ def diff_command(first: str, second: str, as_json: bool) -> None:
     else:
         click.echo("\n".join(_diff_lines(document)))
     sys.exit(EXIT_DONE if document["identical"] else EXIT_FAILED)
+
+
+@command.command("export")
+@click.argument("path")
+@click.argument("out", metavar="OUT.pt", type=click.Path(dir_okay=False, path_type=Path))
+def export_command(path: str, out: Path) -> None:
+    """Write the weights of one checkpoint to OUT.pt, for `model.load_state_dict(torch.load(...))`.
+
+    The names are torchvision's own. An existing file is never replaced.
+    """
+    from hpcddp.train.checkpoint import export_weights, load_checkpoint
+
+    loaded = load_checkpoint(_checkpoint(path))
+    export_weights(loaded, out)
+    click.echo(f"Weights of step {loaded.step} of {loaded.extra.get('train.model')}: {out}")
 
 
 def _folder(text: str) -> Path:

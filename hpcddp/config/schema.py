@@ -50,6 +50,7 @@ class TrainConfig:
     channels_last: bool | None = None  # memory format; None: on CUDA only
     label_smoothing: float = 0.0
     max_grad_norm: float | None = None
+    on_nonfinite: str = "stop"  # a loss that is NaN or infinite: stop, or skip the step
     deterministic: bool = True  # deterministic operators where torch has them
     rendezvous_timeout_s: int = 300  # how long the processes wait for each other at the start
 
@@ -95,8 +96,12 @@ class DdpConfig:
 class CheckpointConfig:
     """When state is saved and how much of it is kept."""
 
-    every_steps: int = 100
+    every_steps: int | None = None  # None: chosen from what a save and a step cost
+    mtbf_hours: float = 24.0  # mean time between failures that come without a warning
+    max_interval_s: float = 600.0  # the longest interval that is chosen
     keep_last: int = 2
+    keep_every_steps: int | None = None  # also keep the first one at each multiple
+    strict_fingerprint: bool = False  # refuse to resume where the bits would differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +139,7 @@ class RunConfig:
 _CHOICES = {
     "train.replicas": ("single", "ddp"),
     "train.device": ("auto", "cpu", "cuda"),
+    "train.on_nonfinite": ("stop", "skip"),
     "train.precision": ("fp32", "bf16", "fp16"),
     "data.name": ("digits", "fashion_mnist", "cifar10", "imagenet", "synthetic"),
     "data.augment": ("none", "shift", "crop_flip", "random_resized_crop"),
@@ -155,6 +161,7 @@ _AT_LEAST_ONE = (
     "ddp.bucket_cap_mib",
     "checkpoint.every_steps",
     "checkpoint.keep_last",
+    "checkpoint.keep_every_steps",
     "log.every_steps",
 )
 _NOT_NEGATIVE = (
@@ -172,6 +179,8 @@ _ABOVE_ZERO = (
     "train.max_epochs",
     "train.eval_every_epochs",
     "train.max_grad_norm",
+    "checkpoint.mtbf_hours",
+    "checkpoint.max_interval_s",
     "optim.lr_step_epochs",
     "optim.lr_gamma",
 )

@@ -1,12 +1,13 @@
 """Training state to disk and back. Knows torch; knows no collective, no loop, no signal.
 
-A save is three steps that can later run in different places: `snapshot_state` (in the loop), then
-`write_checkpoint` and `publish_checkpoint` (anywhere). Only one process of a run may save.
+A save is two steps that can run in different places: `snapshot_state` (in the loop), then
+`save_snapshot` (in any thread). Only one process of a run may save.
 """
 
+import os
 import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from hpcddp.checkpoint_dir import (
 )
 
 State = Mapping[str, Any]
+TakeTensor = Callable[[str, torch.Tensor], torch.Tensor]  # by its name in the state
 
 _PLAIN_TYPES = (int, float, str, bool, type(None))  # with tensors, all that weights_only loads
 
@@ -51,43 +53,76 @@ class LoadedCheckpoint:
 def save_checkpoint(
     checkpoints_dir: Path, step: int, state: State, extra: Mapping[str, Any], keep_last: int
 ) -> CheckpointInfo:
-    """Write the checkpoint of `step` so that it is there whole or not at all, then thin out.
+    """`save_snapshot` of `state` as it is; returns before `state` can change.
 
-    `state` holds tensors and plain values in dicts, lists and tuples; `extra` holds JSON values
-    that are of use without torch. A checkpoint of the same step that is in order stays and nothing
-    is written (a run stopped right after it resumed); a damaged one is replaced. Raises
-    CheckpointError when nothing could be written; older checkpoints are then untouched.
+    Raises CheckpointError for a value that could be saved but not be loaded again.
     """
     snapshot = snapshot_state(state)
+    return save_snapshot(checkpoints_dir, step, snapshot, extra, Retention(keep_last))
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Which checkpoints stay; see `thin_out`."""
+
+    keep_last: int
+    keep_every_steps: int | None = None
+
+
+def _no_fence() -> None:
+    """For folders that only one process can know of."""
+
+
+def save_snapshot(
+    checkpoints_dir: Path,
+    step: int,
+    snapshot: State,
+    extra: Mapping[str, Any],
+    retention: Retention,
+    fence: Callable[[], None] = _no_fence,
+) -> CheckpointInfo:
+    """Write the checkpoint of `step` so that it is there whole or not at all, then thin out.
+
+    `snapshot` holds CPU tensors and plain values in dicts, lists and tuples; `extra` holds JSON
+    values that are of use without torch. A checkpoint of the same step that is in order stays and
+    nothing is written (a run stopped right after it resumed); a damaged one is replaced. Raises
+    CheckpointError when nothing could be written; older checkpoints are then untouched. `fence`
+    is called right before the checkpoint appears, and raises what it likes if it must not.
+    """
     info = CheckpointInfo(checkpoint_path(checkpoints_dir, step), step)
     try:
         make_folder(checkpoints_dir)
         remove_left_overs(checkpoints_dir)
         if not _is_intact(info.path):
             partial = write_checkpoint(checkpoints_dir, step, snapshot, extra)
-            publish_checkpoint(partial, info)
+            publish_checkpoint(partial, info, fence)
     except OSError as error:
         raise _not_written(checkpoints_dir, step, error) from error
-    thin_out(checkpoints_dir, info, keep_last)
+    thin_out(checkpoints_dir, info, retention.keep_last, retention.keep_every_steps)
     return info
 
 
-def snapshot_state(state: State) -> dict[str, Any]:
-    """`state` on the CPU, in plain containers, without gradients.
+def share_tensor(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself if it is on the CPU, else a copy there."""
+    return tensor.cpu()
 
-    CPU tensors are shared, not copied: write before the next step changes them. Raises
+
+def snapshot_state(state: State, take: TakeTensor = share_tensor) -> dict[str, Any]:
+    """`state` on the CPU, in plain containers, without gradients; `take` says how each tensor.
+
+    `share_tensor` shares CPU tensors: write before the next step changes them. Raises
     CheckpointError for a value that could be saved but not be loaded again with weights_only.
     """
-    return _on_cpu(state, "state")
+    return _on_cpu(state, "state", take)
 
 
-def _on_cpu(value: Any, name: str) -> Any:  # noqa: ANN401
+def _on_cpu(value: Any, name: str, take: TakeTensor) -> Any:  # noqa: ANN401
     if isinstance(value, torch.Tensor):
-        return value.detach().cpu()
+        return take(name, value.detach())
     if isinstance(value, Mapping):
-        return {key: _on_cpu(item, f"{name}.{key}") for key, item in value.items()}
+        return {key: _on_cpu(item, f"{name}.{key}", take) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        items = [_on_cpu(item, f"{name}.{place}") for place, item in enumerate(value)]
+        items = [_on_cpu(item, f"{name}.{place}", take) for place, item in enumerate(value)]
         return items if isinstance(value, list) else tuple(items)
     if type(value) not in _PLAIN_TYPES:
         raise CheckpointError(
@@ -121,8 +156,13 @@ def _save(snapshot: State, file: ChecksummedFile) -> None:
         raise
 
 
-def publish_checkpoint(partial: Path, info: CheckpointInfo) -> None:
+def publish_checkpoint(partial: Path, info: CheckpointInfo, fence: Callable[[], None]) -> None:
     """Give a complete checkpoint its final name and look at it once more from there."""
+    try:
+        fence()
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
     commit(partial, info.path)
     check_sizes(info.path)
 
@@ -157,6 +197,23 @@ def load_newest(checkpoints_dir: Path) -> LoadedCheckpoint | None:
             f"To start this run again from step 0, type: rm -r {shlex.quote(str(checkpoints_dir))}"
         )
     return None
+
+
+def export_weights(loaded: LoadedCheckpoint, path: Path) -> None:
+    """Write the model's state dict alone to a new file; CheckpointError if that cannot be."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with synced_file(partial) as file:
+            _save(loaded.state["model"], file)
+        os.link(partial, path)  # unlike a rename, fails where something is already
+    except OSError as error:
+        raise CheckpointError(
+            f"The weights were not written to {path}: {error.strerror}. Name a new file in a "
+            "folder that exists.",
+            "not_exported",
+        ) from error
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _is_intact(path: Path) -> bool:

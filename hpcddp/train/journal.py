@@ -7,11 +7,14 @@ tensor.
 import logging
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from hpcddp.checkpoint_dir import CheckpointInfo, read_manifest
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.run_dir import RunDir, append_json_line
+from hpcddp.train.fingerprint import change_words
 from hpcddp.train.resume import ResumePoint
 
 _log = logging.getLogger(__name__)
@@ -30,14 +33,14 @@ class Journal:
         _log.info("%d processes: %s", layout.world_size, facts)
         self._event("started", world_size=layout.world_size, hosts=list(layout.hosts), **fields)
 
-    def resumed(self, point: ResumePoint, world_size: int) -> None:
-        self._event("resumed", step=point.step)
+    def resumed(self, point: ResumePoint) -> None:
+        self._event("resumed", step=point.step, changed=point.changed)
         _log.info("Resumed from %s", point.path)
-        if point.world_size not in (None, world_size):
-            _log.info(
-                "World size was %d and is %d: the same samples in the same steps, but sums are "
-                "rounded differently, so the weights will not be bit-identical",
-                *(point.world_size, world_size),
+        if point.changed:
+            _log.warning(
+                "Changed since it was written: %s. The same samples in the same steps, but sums "
+                "may be rounded differently, so the weights will not be bit-identical",
+                change_words(point.changed),
             )
 
     def stepped(self, step: int, total_steps: int, **fields: float) -> None:
@@ -48,15 +51,28 @@ class Journal:
             *(step, total_steps, fields["epoch"], fields["loss"], fields["lr"]),
             fields["images_per_s"],
         )
+        if fields.get("skipped_steps"):
+            _log.warning("%d steps were left out so far: not finite", fields["skipped_steps"])
 
     def evaluated(self, step: int, **fields: float) -> None:
         """One evaluation record: epoch, accuracy, eval_loss, samples, seconds."""
         self._metrics(step=step, **fields)
         _log.info("step %d  test accuracy %.2f %%", step, 100 * fields["accuracy"])
 
-    def saved(self, info: CheckpointInfo, seconds: float) -> None:
-        size = read_manifest(info.path).size_bytes if self._layout.is_main else 0
-        self._event("checkpoint", step=info.step, seconds=round(seconds, 3), bytes=size)
+    def saved(
+        self, info: CheckpointInfo, seconds: float, stall_s: float, every_steps: int | None
+    ) -> None:
+        """Written in `seconds`, while training stood still for `stall_s`; the next is due later by
+        `every_steps`. From any thread, in the main process only.
+        """
+        self._event(
+            "checkpoint",
+            step=info.step,
+            seconds=round(seconds, 3),
+            stall_s=round(stall_s, 4),
+            bytes=read_manifest(info.path).size_bytes,
+            every_steps=every_steps,
+        )
 
     def not_saved(self, step: int, reason: str) -> None:
         self._event("checkpoint_failed", step=step, error=reason)
@@ -79,10 +95,22 @@ class Journal:
     def _event(self, kind: str, **fields: Any) -> None:  # noqa: ANN401
         if self._layout.is_main:
             job_id = self._layout.requeue_target or self._layout.job_key
-            self._run_dir.append_event(kind, attempt=self._layout.attempt, job_id=job_id, **fields)
+            place = {"attempt": self._layout.attempt, "job_id": job_id}
+            with _survive_a_full_disk():
+                self._run_dir.append_event(kind, **place, **fields)
 
     def _metrics(self, **fields: Any) -> None:  # noqa: ANN401
         """After a crash a step can have two records; the later one counts."""
         if self._layout.is_main:
             record = {**fields, "attempt": self._layout.attempt, "time": round(time.time(), 3)}
-            append_json_line(self._run_dir.metrics, record)
+            with _survive_a_full_disk():
+                append_json_line(self._run_dir.metrics, record)
+
+
+@contextmanager
+def _survive_a_full_disk() -> Iterator[None]:
+    """A record that cannot be written is no reason to lose the training."""
+    try:
+        yield
+    except OSError as error:
+        _log.warning("Cannot write to the run directory: %s", error)

@@ -4,6 +4,7 @@ Shapes: n images of one micro-batch, c = 3 channels, h = w = image_size.
 """
 
 import logging
+import math
 import time
 from contextlib import nullcontext
 
@@ -16,11 +17,13 @@ from hpcddp.run_dir import RunDir
 from hpcddp.stop_flag import StopFlag
 from hpcddp.train.device import choose_device, make_deterministic
 from hpcddp.train.evaluate import Evaluation, evaluate
+from hpcddp.train.fingerprint import fingerprint_of
 from hpcddp.train.metrics import StepClock
 from hpcddp.train.optim import set_lr
+from hpcddp.train.ownership import Ownership, take_over
 from hpcddp.train.process_group import mean_across_ranks, open_ranks
 from hpcddp.train.randomness import seed_step
-from hpcddp.train.resume import find_checkpoint, is_finished
+from hpcddp.train.resume import Expected, find_checkpoint, is_finished
 from hpcddp.train.schedule import lr_at
 from hpcddp.train.setup import Session, build_session, check_early
 from hpcddp.train.stop import StopVote
@@ -44,13 +47,22 @@ def train(config: RunConfig, layout: ProcessLayout, run_dir: RunDir, stop_flag: 
     ranks = open_ranks(layout, device, config.train.rendezvous_timeout_s)
     stop_flag.rearm()  # NCCL, for one, has been seen to replace handlers
     task = build_task(config, layout)
-    found = find_checkpoint(run_dir.checkpoints, identity_of(config, run_dir.name), ranks)
+    owner = Ownership(run_dir, layout)
+    ranks.decide(lambda: take_over(owner, run_dir))
+    expected = Expected(
+        identity_of(config, run_dir.name),
+        fingerprint_of(device, layout.world_size),
+        config.checkpoint.strict_fingerprint,
+    )
+    found = find_checkpoint(run_dir.checkpoints, expected, ranks)
     if ranks.decide(lambda: is_finished(found, task.total_steps, run_dir)):
         _log.info("This run has finished; there is nothing to do")
         code = EXIT_DONE
     else:
         vote = StopVote(ranks, stop_flag)
-        code = run_steps(build_session(task, device, ranks, vote, found, run_dir))
+        code = run_steps(build_session(task, device, ranks, vote, found, run_dir, owner))
+    if layout.is_main:
+        owner.release()
     ranks.close()
     return code
 
@@ -67,8 +79,10 @@ def run_steps(session: Session) -> int:
         if stopped or state.step >= task.total_steps:
             break
         stopped = step_and_report(session, clock)
-        if task.saves_at(state.step) and not stopped:
-            session.saver.save(state)
+        session.saver.check_owner()
+        if not stopped:  # the last step's is written while the model is evaluated
+            saver = session.saver
+            (saver.save if state.step == task.total_steps else saver.save_if_due)(state)
     return _leave(session, evaluation)
 
 
@@ -80,10 +94,17 @@ def step_and_report(session: Session, clock: StepClock) -> bool:
     if is_logged:  # the only time the host waits for the device
         mean_loss = mean_across_ranks(session.ranks, loss, session.task.plan.world_size)
     stopped = session.vote.close()
+    if session.vote.saw_nonfinite or (is_logged and _is_fatal(session, mean_loss)):
+        layout = session.task.layout
+        raise session.watch.error(session.ranks, layout.global_rank, layout.world_size)
     clock.add(time.perf_counter() - begin, session.feed.take_waited_s())
     if is_logged:
         _report_step(session, mean_loss, clock)
     return stopped
+
+
+def _is_fatal(session: Session, mean_loss: float) -> bool:
+    return session.skipper is None and not math.isfinite(mean_loss)
 
 
 def train_step(session: Session) -> torch.Tensor:
@@ -95,6 +116,8 @@ def train_step(session: Session) -> torch.Tensor:
     passes = task.plan.accumulation_steps
     loss_sum = torch.zeros((), device=session.device)
     seed_step(task.config.train.seed, state.step, task.layout.global_rank)
+    if session.skipper is not None:
+        session.skipper.begin()
     for micro_step in range(passes):
         images_nchw, labels_n = session.feed.next()
         is_last = micro_step == passes - 1
@@ -103,7 +126,12 @@ def train_step(session: Session) -> torch.Tensor:
             loss = session.forward.loss(images_nchw, labels_n) / passes
             state.scaler.scale(loss).backward()
         loss_sum += loss.detach()
-    session.vote.open()  # so late that it counts this step's signals; the update hides its time
+    session.watch.note(loss_sum, state.step + 1)
+    saw_nonfinite = session.skipper is None and session.watch.has_heard
+    # So late that it counts this step's signals; the update hides its time.
+    session.vote.open(saw_nonfinite)
+    if session.skipper is not None:
+        session.skipper.judge(loss_sum)
     set_lr(state.optimizer, lr_at(state.step, task.schedule))
     _update_weights(session)
     state.step += 1
@@ -130,6 +158,7 @@ def _report_step(session: Session, loss: float, clock: StepClock) -> None:
         loss=loss,
         lr=lr_at(step - 1, task.schedule),
         **clock.take_rates(task.plan),
+        **({} if session.skipper is None else {"skipped_steps": session.skipper.count}),
     )
 
 

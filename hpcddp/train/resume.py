@@ -9,6 +9,7 @@ from typing import Any
 from hpcddp.errors import ConfigError
 from hpcddp.run_dir import RunDir
 from hpcddp.train.checkpoint import LoadedCheckpoint, load_newest
+from hpcddp.train.fingerprint import change_words, changes
 from hpcddp.train.process_group import Ranks
 from hpcddp.train.state import TrainState
 
@@ -21,7 +22,7 @@ class ResumePoint:
 
     step: int
     path: str
-    world_size: int | None
+    changed: Mapping[str, list[Any]]  # of the fingerprint: name -> value then, value now
 
 
 @dataclass(slots=True)
@@ -32,16 +33,26 @@ class Found:
     loaded: LoadedCheckpoint | None = None
 
 
-def find_checkpoint(checkpoints_dir: Path, identity: Mapping[str, Any], ranks: Ranks) -> Found:
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a checkpoint has to agree with: `identity` always, `fingerprint` if strict."""
+
+    identity: Mapping[str, Any]
+    fingerprint: Mapping[str, Any]
+    is_strict: bool = False
+
+
+def find_checkpoint(checkpoints_dir: Path, expected: Expected, ranks: Ranks) -> Found:
     """Look for the newest checkpoint that is whole. Collective.
 
-    Raises HpcddpError, on all ranks, if it belongs to another run or to other settings.
+    Raises HpcddpError, on all ranks, if it belongs to another run or to other settings, or was
+    written under another fingerprint and that is not allowed.
     """
     found = Found(None)
 
     def decide() -> ResumePoint | None:
         found.loaded = load_newest(checkpoints_dir)
-        return None if found.loaded is None else _checked(found.loaded, identity)
+        return None if found.loaded is None else _checked(found.loaded, expected)
 
     found.point = ranks.decide(decide)
     return found
@@ -63,13 +74,22 @@ def restore(found: Found, state: TrainState, ranks: Ranks) -> None:
     state.share(ranks)
 
 
-def _checked(loaded: LoadedCheckpoint, identity: Mapping[str, Any]) -> ResumePoint:
+def _checked(loaded: LoadedCheckpoint, expected: Expected) -> ResumePoint:
+    identity = expected.identity
     for problem in loaded.skipped:
         _log.warning("A newer checkpoint cannot be used: %s", problem)
     differing = [key for key, value in identity.items() if loaded.extra.get(key, value) != value]
     if differing:
         raise _is_of_another_run(loaded, identity, differing)
-    return ResumePoint(loaded.step, str(loaded.path), loaded.extra.get("world_size"))
+    changed = changes(loaded.extra.get("fingerprint", {}), expected.fingerprint)
+    if changed and expected.is_strict:
+        raise ConfigError(
+            f"{loaded.path} was written under other conditions: {change_words(changed)}. Going on "
+            "would not end with the same bits. Start it as before, or allow it with "
+            "`checkpoint.strict_fingerprint=false`.",
+            "other_fingerprint",
+        )
+    return ResumePoint(loaded.step, str(loaded.path), changed)
 
 
 def _is_of_another_run(

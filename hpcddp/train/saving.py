@@ -1,16 +1,32 @@
-"""Who saves, and what happens when that fails. Knows no cadence; the files are `checkpoint`'s."""
+"""Who saves, where it is written, and what happens when that fails. When is `cadence`'s.
 
+The loop stands still only while the state is copied; a thread writes the copy. The files are
+`checkpoint`'s.
+"""
+
+import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hpcddp.checkpoint_dir import CheckpointError
-from hpcddp.train.checkpoint import save_checkpoint
+from hpcddp.checkpoint_dir import CheckpointError, CheckpointInfo
+from hpcddp.errors import HpcddpError
+from hpcddp.train.background import Background
+from hpcddp.train.cadence import Cadence
+from hpcddp.train.checkpoint import Retention, save_snapshot, snapshot_state
+from hpcddp.train.host_copy import HostCopy
 from hpcddp.train.journal import Journal
+from hpcddp.train.nonfinite import NonFiniteError, first_nonfinite
+from hpcddp.train.ownership import Ownership
 from hpcddp.train.process_group import Ranks
 from hpcddp.train.state import TrainState
+
+_RETRY_AFTER_S = 1.0  # network file systems have hiccups
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -19,35 +35,105 @@ class Saver:
 
     folder: Path
     extra: Mapping[str, Any]
-    keep_last: int
+    retention: Retention
+    cadence: Cadence
     ranks: Ranks
     journal: Journal
     is_main: bool
     saved_step: int  # the newest step that needs no saving; at the start, where it began
+    owner: Ownership | None = None  # None: nobody else can know of the folder
+    _write_s: float = 0.0  # how long the newest write took
+    _copy: HostCopy = field(default_factory=HostCopy)
+    _writer: Background = field(default_factory=lambda: Background("checkpoint-writer"))
+
+    def save_if_due(self, state: TrainState) -> None:
+        """Save on the way when the cadence says so."""
+        if self.is_main and self.cadence.is_due(state.step):
+            self.save(state)
 
     def save(self, state: TrainState) -> None:
-        """Save on the way. Training survives it when that fails, with its older checkpoints.
+        """Save on the way: copy the state and return, while the copy is written.
 
-        The other processes go on, and wait in their next collective.
+        Waits for the save before, if that is still being written. Training survives a save that
+        fails, with its older checkpoints. The other processes go on, and wait in their next
+        collective.
         """
         if not self.is_main:
             return
-        try:
-            self._write(state)
-        except CheckpointError as error:
-            self.journal.not_saved(state.step, error.message)
+        begin = time.perf_counter()
+        self._writer.wait()
+        if state.step == self.saved_step:
+            return
+        snapshot = self._copy.take(state.to_dict())
+        stall_s = time.perf_counter() - begin
+        self.cadence.saved(state.step, stall_s, self._write_s)
+        self._writer.start(partial(self._write, state.step, snapshot, stall_s))
+
+    def check_owner(self) -> None:
+        """Raise HpcddpError `superseded` if another start of the run is known to have taken over.
+
+        Costs nothing; nothing is committed after that anyway.
+        """
+        if self.is_main and self.owner is not None:
+            self.owner.check_heard()
 
     def save_last(self, state: TrainState) -> None:
         """Save before leaving: returns once the state is on disk, or raises. Collective.
 
         Nobody may leave earlier: a process that ends with 75 makes srun kill the writer.
         """
-        self.ranks.decide(lambda: self._write(state))
+        nonfinite = self.ranks.decide(lambda: self._finish(state))
+        if nonfinite is not None:
+            raise NonFiniteError(_nonfinite_words(state.step, nonfinite))
 
-    def _write(self, state: TrainState) -> None:
-        if state.step == self.saved_step:
-            return
+    def _finish(self, state: TrainState) -> str | None:
+        """Save; or the name of a tensor that is not finite."""
         begin = time.perf_counter()
-        info = save_checkpoint(self.folder, state.step, state.to_dict(), self.extra, self.keep_last)
-        self.saved_step = state.step
-        self.journal.saved(info, time.perf_counter() - begin)
+        self._writer.wait()
+        if state.step == self.saved_step:
+            return None
+        snapshot = snapshot_state(state.to_dict())
+        nonfinite = first_nonfinite(snapshot)
+        if nonfinite is not None:
+            return nonfinite
+        info, seconds = self._store(state.step, snapshot)
+        stall_s = time.perf_counter() - begin
+        self.journal.saved(info, seconds, stall_s, self.cadence.every_steps)
+        return None
+
+    def _write(self, step: int, snapshot: Mapping[str, Any], stall_s: float) -> None:
+        """In the writer's thread: whatever goes wrong is said at once, and training goes on."""
+        try:
+            self._copy.wait()
+            nonfinite = first_nonfinite(snapshot)
+            if nonfinite is not None:  # the loop will hear of it from the loss
+                raise CheckpointError(_nonfinite_words(step, nonfinite), "not_finite")
+            info, seconds = self._store(step, snapshot)
+            self.journal.saved(info, seconds, stall_s, self.cadence.every_steps)
+        except CheckpointError as error:
+            self.journal.not_saved(step, error.message)
+        except HpcddpError:
+            raise  # another start owns the run: this comes out of the next wait
+        except Exception as error:
+            _log.exception("The writer of checkpoints failed")
+            self.journal.not_saved(step, repr(error))
+
+    def _store(self, step: int, snapshot: Mapping[str, Any]) -> tuple[CheckpointInfo, float]:
+        """Write it, at the second try if need be; what there is then, and in how many seconds."""
+        begin = time.perf_counter()
+        store = partial(save_snapshot, self.folder, step, snapshot, self.extra, self.retention)
+        if self.owner is not None:
+            store = partial(store, fence=self.owner.check)
+        try:
+            info = store()
+        except CheckpointError as error:
+            _log.warning("Trying once more in %g s: %s", _RETRY_AFTER_S, error.message)
+            time.sleep(_RETRY_AFTER_S)
+            info = store()
+        self.saved_step = step
+        self._write_s = time.perf_counter() - begin
+        return info, self._write_s
+
+
+def _nonfinite_words(step: int, name: str) -> str:
+    return f"The state after step {step} is not finite ({name}) and was not saved."

@@ -12,12 +12,17 @@ from hpcddp.data.datasets import Batch
 from hpcddp.data.stream import eval_batches, train_batches
 from hpcddp.run_dir import RunDir
 from hpcddp.stop_flag import ignore_stop_signals
+from hpcddp.train.cadence import build_cadence
+from hpcddp.train.checkpoint import Retention
 from hpcddp.train.evaluate import EvalTask, most_batches
 from hpcddp.train.feed import Feed, ToDevice, build_to_device
+from hpcddp.train.fingerprint import fingerprint_of
 from hpcddp.train.forward import Forward, build_scaler
 from hpcddp.train.journal import Journal
 from hpcddp.train.models import build_model, check_model, count_parameters
+from hpcddp.train.nonfinite import LossWatch, StepSkipper
 from hpcddp.train.optim import build_optimizer
+from hpcddp.train.ownership import Ownership
 from hpcddp.train.process_group import Ranks
 from hpcddp.train.replicas import build_replicas, check_replicas
 from hpcddp.train.resume import Found, restore
@@ -45,6 +50,8 @@ class Session:
     vote: StopVote
     journal: Journal
     saver: Saver
+    watch: LossWatch
+    skipper: StepSkipper | None  # only for train.on_nonfinite=skip
 
 
 def check_early(config: RunConfig, layout: ProcessLayout) -> None:
@@ -60,6 +67,7 @@ def build_session(
     vote: StopVote,
     found: Found,
     run_dir: RunDir,
+    owner: Ownership | None = None,
 ) -> Session:
     """Model, optimizer and data, at the step where `found` left off. Collective."""
     train = task.config.train
@@ -72,8 +80,9 @@ def build_session(
     to_device = build_to_device(task.train_set, device, _channels_last(train.channels_last, device))
     warm_up(forward, *to_device(_made_up_batch(task)))
     restore(found, state, ranks)
+    skips = train.on_nonfinite == "skip"
     if found.point is not None:
-        journal.resumed(found.point, task.plan.world_size)
+        journal.resumed(found.point)
     return Session(
         task=task,
         device=device,
@@ -84,7 +93,9 @@ def build_session(
         eval_task=_build_eval_task(task, to_device, forward),
         vote=vote,
         journal=journal,
-        saver=_build_saver(task, state.step, ranks, journal, run_dir),
+        saver=_build_saver(task, device, state.step, ranks, journal, run_dir, owner),
+        watch=LossWatch(device),
+        skipper=StepSkipper(state.model, state.optimizer, ranks) if skips else None,
     )
 
 
@@ -143,17 +154,25 @@ def _build_eval_task(task: Task, to_device: ToDevice, forward: Forward) -> EvalT
 
 
 def _build_saver(
-    task: Task, start_step: int, ranks: Ranks, journal: Journal, run_dir: RunDir
+    task: Task,
+    device: torch.device,
+    start_step: int,
+    ranks: Ranks,
+    journal: Journal,
+    run_dir: RunDir,
+    owner: Ownership | None,
 ) -> Saver:
-    facts = {"world_size": task.plan.world_size, "torch": torch.__version__}
+    kept, identity = task.config.checkpoint, identity_of(task.config, run_dir.name)
     return Saver(
         folder=run_dir.checkpoints,
-        extra={**identity_of(task.config, run_dir.name), **facts},
-        keep_last=task.config.checkpoint.keep_last,
+        extra={**identity, "fingerprint": fingerprint_of(device, task.plan.world_size)},
+        retention=Retention(kept.keep_last, kept.keep_every_steps),
+        cadence=build_cadence(kept, start_step),
         ranks=ranks,
         journal=journal,
         is_main=task.layout.is_main,
         saved_step=start_step,
+        owner=owner,
     )
 
 

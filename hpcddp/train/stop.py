@@ -16,17 +16,23 @@ class StopVote:
     def __init__(self, ranks: Ranks, stop_flag: StopFlag) -> None:
         self._ranks = ranks
         self._flag = stop_flag
-        self._ballot = torch.zeros(1, dtype=torch.int32)
+        self._ballot = torch.zeros(2, dtype=torch.int32)  # signal, and whether a loss was bad
         self._pending: Pending | None = None
 
     @property
     def signum(self) -> int:
         """The signal that was agreed on, 0 while there is none."""
-        return int(self._ballot)
+        return int(self._ballot[0])
 
-    def open(self) -> None:
-        """Hand in what this process has seen so far. Collective."""
-        self._ballot.fill_(self._flag.notice.signum if self._flag.notice else 0)
+    @property
+    def saw_nonfinite(self) -> bool:
+        """True if any process had said so when the vote was opened."""
+        return bool(self._ballot[1])
+
+    def open(self, saw_nonfinite: bool = False) -> None:
+        """Hand in what this process has seen so far: signals, a loss not finite. Collective."""
+        self._ballot[0] = self._flag.notice.signum if self._flag.notice else 0
+        self._ballot[1] = saw_nonfinite
         self._pending = self._ranks.start_max(self._ballot)
 
     def close(self) -> bool:

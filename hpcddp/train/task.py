@@ -58,9 +58,6 @@ class Task:
     def logs_at(self, step: int) -> bool:
         return step % self.config.log.every_steps == 0 or step == self.total_steps
 
-    def saves_at(self, step: int) -> bool:
-        return step % self.config.checkpoint.every_steps == 0 or step == self.total_steps
-
 
 def build_task(config: RunConfig, layout: ProcessLayout) -> Task:
     """Open the data and work out the rest. Raises HpcddpError for what cannot be."""

@@ -1,4 +1,4 @@
-"""`checkpoint list`, `verify` and `diff`, as a user types them."""
+"""`checkpoint list`, `verify`, `diff` and `export`, as a user types them."""
 
 import json
 import os
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torchvision
 from click.testing import CliRunner
 
 from hpcddp.cli.checkpoint import command
@@ -220,3 +221,37 @@ def test_list_and_verify_do_without_torch(runs, words):
     )
     done = subprocess.run([sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+# ---------------------------------------------------------------- export
+
+
+@pytest.fixture
+def trained(runs):
+    model = torchvision.models.shufflenet_v2_x0_5(num_classes=10)
+    state = {"model": model.state_dict(), "optimizer": {}, "step": 30}
+    extra = {"train.model": "shufflenet_v2_x0_5"}
+    save_checkpoint(runs / "red" / "checkpoints", 30, state, extra, 10)
+    return model
+
+
+def test_exported_weights_load_into_torchvisions_model(trained, tmp_path):
+    out = tmp_path / "weights.pt"
+    assert hpcddp("export", "red", out).stdout.startswith(
+        "Weights of step 30 of shufflenet_v2_x0_5: "
+    )
+    fresh = torchvision.models.shufflenet_v2_x0_5(num_classes=10)
+    fresh.load_state_dict(torch.load(out, weights_only=True))
+    pairs = zip(fresh.state_dict().values(), trained.state_dict().values(), strict=True)
+    assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
+    assert [entry.name for entry in tmp_path.iterdir() if entry.is_file()] == ["weights.pt"]
+
+
+def test_an_export_never_replaces_a_file_and_names_a_missing_folder(trained, tmp_path):
+    out = tmp_path / "mine.pt"
+    out.write_text("mine")
+    with pytest.raises(HpcddpError, match="File exists"):
+        hpcddp("export", "red", out)
+    assert out.read_text() == "mine"
+    with pytest.raises(HpcddpError, match="No such file"):
+        hpcddp("export", "red", tmp_path / "not" / "there.pt")

@@ -19,7 +19,13 @@ from hpcddp.checkpoint_dir import (
     list_checkpoints,
     verify_checkpoint,
 )
-from hpcddp.train.checkpoint import load_checkpoint, load_newest, save_checkpoint
+from hpcddp.train.checkpoint import (
+    Retention,
+    load_checkpoint,
+    load_newest,
+    save_checkpoint,
+    save_snapshot,
+)
 from hpcddp.train.checkpoint_diff import diff_states
 
 CASES = yaml.safe_load(
@@ -191,6 +197,14 @@ def test_only_the_last_ones_are_kept_counted_as_numbers(tmp_path):
     for step in (5, 50, 500, 1000):
         save(tmp_path, step, keep_last=2)
     assert names(tmp_path) == ["step_000000500", "step_000001000"]
+
+
+def test_the_first_one_at_each_multiple_is_kept_for_good(tmp_path):
+    for step in (30, 60, 90, 120, 150, 180, 210, 240):
+        made = save_snapshot(tmp_path, step, {"step": step}, {}, Retention(2, 100))
+        if step == 120:
+            os.truncate(made.path / "state.pt", 10)  # the next one takes its place
+    assert steps(tmp_path) == [150, 210, 240]
 
 
 def test_a_damaged_checkpoint_does_not_count_as_kept(tmp_path):

@@ -46,10 +46,9 @@ def test_an_epoch_that_is_no_whole_number_of_steps_is_evaluated_once_each():
     assert [step for step in range(21) if task.evaluates_at(step)] == [4, 7, 10, 14, 17, 20]
 
 
-def test_records_and_checkpoints_come_at_their_cadence_and_at_the_end():
-    task = task_of("train.max_steps=7", "log.every_steps=2", "checkpoint.every_steps=3")
+def test_records_come_at_their_cadence_and_at_the_end():
+    task = task_of("train.max_steps=7", "log.every_steps=2")
     assert [step for step in range(1, 8) if task.logs_at(step)] == [2, 4, 6, 7]
-    assert [step for step in range(1, 8) if task.saves_at(step)] == [3, 6, 7]
 
 
 def test_a_batch_that_does_not_divide_is_refused():

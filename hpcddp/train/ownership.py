@@ -1,0 +1,198 @@
+"""One run, one writer: who owns a run directory, and how an older copy finds out. Knows no tensor.
+
+Slurm can start a job again while a copy of it still exists on a node that did not answer; thawed,
+that copy would go on to write. So every start claims `owner.json`, and nothing is committed by who
+is no longer named there. The owner also touches the file all the time, which tells another job
+that the run is being trained.
+"""
+
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from hpcddp.checkpoint_dir import remove_left_overs
+from hpcddp.config.layout import ProcessLayout
+from hpcddp.errors import HpcddpError
+from hpcddp.run_dir import RunDir, write_atomically
+
+_BEAT_S = 5.0
+_SILENT_S = 30.0  # an owner that has not touched its file for so long is dead
+
+
+class Ownership:
+    """This start's claim to a run directory; only the main process has one."""
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        layout: ProcessLayout,
+        *,
+        beat_s: float = _BEAT_S,
+        silent_s: float = _SILENT_S,
+    ) -> None:
+        self._path = run_dir.path / "owner.json"
+        self._run = run_dir.name
+        self._mine = _record_of(layout)
+        self._beat_s, self._silent_s = beat_s, silent_s
+        self._ended = threading.Event()
+        self._lost = False
+        self._thread = threading.Thread(target=self._beat, name="run-owner", daemon=True)
+
+    def claim(self) -> None:
+        """Become the owner. Raises HpcddpError: `superseded` for an older copy of what owns the
+        run now, `run_in_use` while another start trains it.
+
+        Waits, at most `silent_s`, only where an owner on another host has said nothing of its end.
+        """
+        owner = _read(self._path)
+        if owner is not None and not owner.get("released"):
+            if _is_older(self._mine, owner):
+                raise self._superseded(owner)
+            if not _succeeds(self._mine, owner) and self._lives(owner):
+                raise self._in_use(owner)
+        try:
+            write_atomically(self._path, json.dumps(self._mine) + "\n")
+        except OSError as error:
+            raise HpcddpError(f"Cannot write {self._path}: {error.strerror}.") from error
+        self.check()  # of two that come at once the later one stays
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise HpcddpError `superseded` when another start has claimed the run. Reads the disk."""
+        owner = _read(self._path)
+        if owner is not None and owner.get("nonce") != self._mine["nonce"]:
+            raise self._superseded(owner)
+
+    def check_heard(self) -> None:
+        """As `check`, but of what was last heard in the background: costs nothing."""
+        if self._lost:
+            self.check()
+
+    def release(self) -> None:
+        """Give the run free, if it is still ours."""
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        owner = _read(self._path)
+        if owner is not None and owner.get("nonce") == self._mine["nonce"]:
+            with suppress(OSError):
+                write_atomically(self._path, json.dumps(self._mine | {"released": True}) + "\n")
+
+    def _beat(self) -> None:
+        while not self._lost and not self._ended.wait(self._beat_s):
+            try:
+                self.check()
+                os.utime(self._path)
+            except HpcddpError:
+                self._lost = True
+            except OSError:
+                continue  # the file system may come back
+
+    def _lives(self, owner: Mapping[str, Any]) -> bool:
+        """True if the owner is there; on its own host at once, elsewhere if it touches its file."""
+        if owner.get("host") == socket.gethostname() and owner.get("boot") == _boot_id():
+            return _process_start(owner.get("pid", 0)) == owner.get("process_start")
+        before, deadline = _last_touch(self._path), time.monotonic() + self._silent_s
+        while time.monotonic() < deadline:
+            time.sleep(min(1.0, self._silent_s / 10))
+            if _last_touch(self._path) != before:
+                return True
+        return False
+
+    def _superseded(self, owner: Mapping[str, Any]) -> HpcddpError:
+        return HpcddpError(
+            f"Run `{self._run}` now belongs to {_words(owner)}. This is {_words(self._mine)}, an "
+            "older copy; it ends here and writes nothing more.",
+            "superseded",
+        )
+
+    def _in_use(self, owner: Mapping[str, Any]) -> HpcddpError:
+        return HpcddpError(
+            f"Run `{self._run}` is being trained by {_words(owner)}. Two jobs must never train one "
+            f"run: wait for it, or end it first (`hpcddp cancel {self._run}`), or start a new run "
+            "under another name (`hpcddp submit --name NAME`).",
+            "run_in_use",
+        )
+
+
+def take_over(owner: Ownership, run_dir: RunDir) -> None:
+    """Claim the run and take away what an older copy may still be about to publish.
+
+    It looks at `owner.json` right before it renames, so after the two lines below it either has
+    published already or never will.
+    """
+    owner.claim()
+    remove_left_overs(run_dir.checkpoints)
+
+
+def _record_of(layout: ProcessLayout) -> dict[str, Any]:
+    return {
+        "job": layout.requeue_target or layout.job_key,
+        "launcher": layout.launcher,
+        "attempt": layout.attempt,
+        "restart_count": layout.restart_count,
+        "host": socket.gethostname(),
+        "boot": _boot_id(),
+        "pid": os.getpid(),
+        "process_start": _process_start(os.getpid()),
+        "nonce": uuid.uuid4().hex,
+    }
+
+
+def _is_older(mine: Mapping[str, Any], owner: Mapping[str, Any]) -> bool:
+    """Only Slurm keeps a job's number over its restarts; elsewhere counts can begin anew."""
+    same_job = mine["job"] == owner.get("job") and mine["launcher"] == "slurm"
+    return same_job and _start_of(mine) < _start_of(owner)
+
+
+def _succeeds(mine: Mapping[str, Any], owner: Mapping[str, Any]) -> bool:
+    """True for a later start of the same job: the one before is over, or cut off and fenced."""
+    return mine["job"] == owner.get("job") and _start_of(mine) > _start_of(owner)
+
+
+def _start_of(record: Mapping[str, Any]) -> tuple[int, int]:
+    return record.get("restart_count", 0), record.get("attempt", 0)
+
+
+def _words(record: Mapping[str, Any]) -> str:
+    return (
+        f"job {record.get('job')}, attempt {record.get('attempt')} (process {record.get('pid')} "
+        f"on {record.get('host')})"
+    )
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """Opened anew each time, so that a network file system asks its server."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _last_touch(path: Path) -> tuple[int, int]:
+    with suppress(OSError), path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        return status.st_ino, status.st_mtime_ns
+    return 0, 0
+
+
+def _boot_id() -> str:
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
+
+
+def _process_start(pid: int) -> str | None:
+    """When a process of this host began, in the kernel's ticks; None if there is none."""
+    with suppress(OSError, IndexError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return None if fields[0] == "Z" else fields[19]
+    return None

@@ -1,0 +1,66 @@
+"""A resume says what the bits depend on and has changed; asked to be strict, it refuses."""
+
+import json
+
+import torch
+from train_ranks import events_of, small_config, train_on
+
+from hpcddp.checkpoint_dir import list_checkpoints, read_manifest
+from hpcddp.errors import HpcddpError
+from hpcddp.run_dir import RunDir
+from hpcddp.train.fingerprint import change_words, changes, fingerprint_of
+
+
+def test_every_fact_is_a_json_value_and_known():
+    facts = fingerprint_of(torch.device("cpu"), 2)
+    assert json.loads(json.dumps(facts)) == facts
+    assert facts["world_size"] == 2
+    assert facts["torch"] == torch.__version__
+    assert all(value not in (None, "") for value in facts.values())
+
+
+def test_changes_are_named_with_both_values():
+    changed = changes({"threads": 4, "torch": "1"}, {"threads": 1, "torch": "1", "cudnn": 9})
+    assert changed == {"threads": [4, 1], "cudnn": [None, 9]}
+    assert change_words(changed) == "cudnn was None and is 9, threads was 4 and is 1"
+
+
+def test_a_checkpoint_without_a_fingerprint_says_nothing():
+    assert changes({}, {"threads": 1}) == {}
+
+
+def train_with_two_threads(config, layout, run_dir):
+    """In a child: the exit code and the warnings, or the code and message of the refusal."""
+    import logging
+
+    from hpcddp.stop_flag import StopFlag
+    from hpcddp.train.loop import train
+
+    said = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger().addHandler(handler)
+    torch.set_num_threads(2)
+    try:
+        return train(config, layout, RunDir(run_dir), StopFlag.install()), said
+    except HpcddpError as error:
+        return error.code, [error.message]
+
+
+def test_a_resume_under_another_fingerprint_says_what_has_changed_or_refuses(tmp_path):
+    train_on(1, tmp_path, small_config("train.max_steps=1"))
+    [info] = list_checkpoints(RunDir(tmp_path).checkpoints)
+    assert read_manifest(info.path).extra["fingerprint"]["threads"] == 1
+    longer = ("train.max_steps=2",)
+    strict = small_config(*longer, "checkpoint.strict_fingerprint=true")
+    [(code, [message])] = train_on(1, tmp_path, strict, train_with_two_threads)
+    assert code == "other_fingerprint"
+    assert "threads was 1 and is 2" in message
+    assert "checkpoint.strict_fingerprint=false" in message
+    [(code, [warning])] = train_on(1, tmp_path, small_config(*longer), train_with_two_threads)
+    assert code == 0
+    assert "threads was 1 and is 2" in warning
+    assert "not be bit-identical" in warning
+    [resumed] = [event for event in events_of(tmp_path) if event["event"] == "resumed"]
+    assert resumed["changed"] == {"threads": [1, 2]}
+    assert train_on(1, tmp_path, small_config("train.max_steps=3")) == [0]

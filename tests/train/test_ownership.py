@@ -1,0 +1,218 @@
+"""Of two starts of one run only one ever commits."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+from train_ranks import DEADLINE_S, events_of, layouts, small_config, start
+
+from hpcddp.checkpoint_dir import list_checkpoints, start_partial
+from hpcddp.config.layout import ProcessLayout
+from hpcddp.errors import HpcddpError
+from hpcddp.run_dir import RunDir
+from hpcddp.train import ownership
+from hpcddp.train.checkpoint import Retention, save_snapshot
+from hpcddp.train.ownership import Ownership, take_over
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    return RunDir(tmp_path)
+
+
+@pytest.fixture
+def claim(run_dir):
+    claimed = []
+
+    def claim(job="7", attempt=0, **fields):
+        fields = {"launcher": "slurm", "restart_count": attempt, **fields}
+        layout = ProcessLayout(requeue_target=job, attempt=attempt, **fields)
+        owner = Ownership(run_dir, layout, beat_s=0.02, silent_s=0.5)
+        owner.claim()
+        claimed.append(owner)
+        return owner
+
+    yield claim
+    for owner in claimed:
+        owner.release()
+
+
+def refusal(call):
+    with pytest.raises(HpcddpError) as caught:
+        call()
+    return caught.value
+
+
+def pretend(run_dir, **fields):
+    """Rewrite the owner's record in place."""
+    path = run_dir.path / "owner.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def test_a_later_start_of_the_job_takes_over_at_once_and_the_older_one_notices(claim):
+    older = claim(attempt=1)
+    older.check()
+    begin = time.monotonic()
+    newer = claim(attempt=2)
+    assert time.monotonic() - begin < 0.4
+    newer.check()
+    error = refusal(older.check)
+    assert error.code == "superseded"
+    assert "job 7, attempt 2" in error.message
+    assert "This is job 7, attempt 1" in error.message
+    older._thread.join(DEADLINE_S)  # it beats no longer
+    assert refusal(older.check_heard).code == "superseded"
+    newer.check_heard()
+
+
+def test_an_older_copy_of_the_job_cannot_claim_even_when_the_owner_is_silent(claim, run_dir):
+    claim(attempt=2)
+    pretend(run_dir, host="elsewhere")
+    assert refusal(lambda: claim(attempt=1)).code == "superseded"
+
+
+def test_a_second_job_is_refused_while_the_first_lives(claim):
+    first = claim(job="7")
+    error = refusal(lambda: claim(job="8", attempt=1))
+    assert error.code == "run_in_use"
+    assert "is being trained by job 7" in error.message
+    assert "hpcddp cancel" in error.message
+    first.check()
+
+
+def test_a_second_job_takes_over_when_the_first_has_left(claim):
+    claim(job="7", attempt=4).release()
+    claim(job="8", attempt=0).check()
+
+
+def test_a_second_job_takes_over_when_the_first_was_killed_on_this_host(claim, run_dir):
+    claim(job="7")
+    pretend(run_dir, process_start="1", nonce="other")
+    begin = time.monotonic()
+    claim(job="8")
+    assert time.monotonic() - begin < 0.4
+
+
+def test_an_owner_on_another_host_is_alive_while_it_touches_its_file(run_dir, claim):
+    claim(job="7")
+    pretend(run_dir, host="elsewhere")
+    assert refusal(lambda: claim(job="8")).code == "run_in_use"
+
+
+def test_an_owner_on_another_host_that_is_silent_is_replaced(run_dir, claim):
+    claim(job="7").release()
+    pretend(run_dir, host="elsewhere", released=False)
+    claim(job="8").check()
+
+
+def test_who_was_replaced_does_not_give_the_run_free(run_dir, claim):
+    older, newer = claim(attempt=0), claim(attempt=1)
+    older.release()
+    newer.check()
+    assert not json.loads((run_dir.path / "owner.json").read_text()).get("released")
+
+
+def test_two_processes_alike_are_two_owners(claim):
+    claim(job=None, job_key="single", launcher="single")
+    again = refusal(lambda: claim(job=None, job_key="single", launcher="single"))
+    assert again.code == "run_in_use"
+
+
+def test_a_run_directory_that_cannot_be_written_to_is_said_so(tmp_path):
+    owner = Ownership(RunDir(tmp_path / "gone"), ProcessLayout())
+    assert "No such file" in refusal(owner.claim).message
+
+
+def test_no_thread_is_left(claim):
+    owner = claim()
+    owner.release()
+    assert not owner._thread.is_alive()
+
+
+def test_a_replaced_copy_commits_nothing(run_dir, claim):
+    older = claim(attempt=0)
+    claim(attempt=1)
+    folder = run_dir.checkpoints
+    error = refusal(lambda: save_snapshot(folder, 5, {}, {}, Retention(2), fence=older.check))
+    assert error.code == "superseded"
+    assert list(folder.iterdir()) == []
+
+
+def test_a_copy_frozen_between_its_last_look_and_the_rename_commits_nothing(run_dir, claim):
+    older = claim(attempt=0)
+    newer = Ownership(run_dir, ProcessLayout(requeue_target="7", launcher="slurm", attempt=1))
+
+    def freeze():
+        older.check()
+        take_over(newer, run_dir)
+
+    with pytest.raises(HpcddpError, match="No such file"):
+        save_snapshot(run_dir.checkpoints, 5, {}, {}, Retention(2), fence=freeze)
+    newer.release()
+    assert list_checkpoints(run_dir.checkpoints) == []
+
+
+def test_taking_over_removes_what_others_have_begun(run_dir, claim):
+    run_dir.checkpoints.mkdir()
+    partial = start_partial(run_dir.checkpoints, 3)
+    take_over(Ownership(run_dir, ProcessLayout()), run_dir)
+    assert not partial.exists()
+
+
+# ---------------------------------------------------------------- real processes
+
+
+def train_with_quick_beats(config, layout, run_dir):
+    """In a child: the exit code, or the code of the refusal."""
+    from hpcddp.stop_flag import StopFlag
+    from hpcddp.train import loop
+
+    defaults = ownership.Ownership.__init__.__kwdefaults__
+    defaults |= {"beat_s": 0.05}
+    try:
+        return loop.train(config, layout, RunDir(run_dir), StopFlag.install())
+    except HpcddpError as error:
+        return error.code
+
+
+def begin(run_dir, **fields):
+    config = small_config("train.max_steps=100000", "checkpoint.every_steps=5")
+    fields = {"requeue_target": "7", **fields}
+    [layout] = layouts(1, **fields)
+    return start(train_with_quick_beats, [(config, layout, run_dir)])
+
+
+def wait_for_saves(run_dir, attempt, count=2):
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        saved = [e for e in events_of(run_dir) if e["event"] == "checkpoint"]
+        if sum(event["attempt"] == attempt for event in saved) >= count:
+            return
+        assert time.monotonic() < deadline, events_of(run_dir)
+        time.sleep(0.05)
+
+
+def test_of_two_real_copies_the_frozen_one_ends_when_it_thaws(tmp_path):
+    older = begin(tmp_path)
+    wait_for_saves(tmp_path, 0)
+    os.kill(older.processes[0].pid, signal.SIGSTOP)
+    newer = begin(tmp_path, attempt=1, restart_count=1)
+    wait_for_saves(tmp_path, 1)
+    thawed_at = time.time()
+    os.kill(older.processes[0].pid, signal.SIGCONT)
+    assert older.results() == ["superseded"]
+    os.kill(newer.processes[0].pid, signal.SIGTERM)
+    assert newer.results() == [75]
+    late = [event for event in events_of(tmp_path) if event["time"] > thawed_at]
+    assert not [e for e in late if e["event"] == "checkpoint" and e["attempt"] == 0]
+
+
+def test_a_second_real_job_is_refused_and_the_first_goes_on(tmp_path):
+    first = begin(tmp_path)
+    wait_for_saves(tmp_path, 0)
+    assert begin(tmp_path, requeue_target="8", attempt=1).results() == ["run_in_use"]
+    wait_for_saves(tmp_path, 0, count=4)
+    os.kill(first.processes[0].pid, signal.SIGTERM)
+    assert first.results() == [75]
