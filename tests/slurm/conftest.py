@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from hpcddp_user import Hpcddp
 
 HERE = Path(__file__).parent
 TESTCLUSTER = HERE.parents[1] / "slurm" / "testcluster"
@@ -209,6 +210,12 @@ def cluster(request, tmp_path_factory) -> Cluster:
         return request.getfixturevalue("new_cluster")("main")
     record = json.loads((Path(running) / "cluster.json").read_text())
     return Cluster(record, tmp_path_factory.mktemp("slurm"))
+
+
+@pytest.fixture
+def hpcddp(cluster, tmp_path) -> Hpcddp:
+    """Return a user of the session's cluster with a runs folder of his own."""
+    return Hpcddp(cluster, tmp_path / "runs")
 
 
 @pytest.fixture(autouse=True)

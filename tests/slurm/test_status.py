@@ -1,56 +1,10 @@
 """What status, logs, wait and cancel say of jobs on a real Slurm, at each turn of their lives."""
 
-import json
-import sys
-from pathlib import Path
-
-import pytest
-
 from hpcddp.launch import scheduler
 from hpcddp.launch.scheduler import query_jobs
 
-ROOT = Path(__file__).parents[2]
 # Programs of the user's own need no torch, so that a life takes seconds.
 UNTIL_TOLD = ["bash", "-c", 'until [ -e "$0" ]; do sleep 0.1; done; echo rank $RANK is done']
-
-
-class Hpcddp:
-    """Runs `hpcddp` as a user of the cluster would."""
-
-    def __init__(self, cluster, runs):
-        self.cluster, self.runs = cluster, runs
-
-    def __call__(self, *words):
-        env = self.cluster.env | {"HPCDDP_RUNS_DIR": str(self.runs)}
-        return self.cluster.run([sys.executable, "-m", "hpcddp", *words], env=env, cwd=ROOT)
-
-    def submit(self, name, *words, command):
-        options = ["--name", name, "--cluster", "testcluster", "--nodes", "2"]
-        done = self("submit", *options, *words, "--", *command)
-        assert done.returncode == 0, done.stderr
-        return self.status(name)["job_id"]
-
-    def status(self, name):
-        done = self("status", name, "--json")
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-
-    def wait_for(self, name, state, part="", timeout=60):
-        """Wait until the run is in that state, with `part` in its reason; the status then."""
-        seen = {}
-
-        def problem():
-            seen.update(self.status(name))
-            arrived = seen["state"] == state and part in seen["reason"]
-            return "" if arrived else f"{seen['state']}: {seen['reason']}"
-
-        self.cluster.wait_until(problem, timeout)
-        return seen
-
-
-@pytest.fixture
-def hpcddp(cluster, tmp_path):
-    return Hpcddp(cluster, tmp_path / "runs")
 
 
 def test_a_run_is_pending_running_and_finished(hpcddp, cluster, tmp_path):
