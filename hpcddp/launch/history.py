@@ -152,6 +152,11 @@ def since_submission(events: Sequence[Record]) -> Sequence[Record]:
     return events[next(early, begin) :]
 
 
+def newest_step(metrics_lines: Iterable[bytes]) -> int:
+    """The highest step among lines of metrics.jsonl, 0 if there is none."""
+    return max((record.get("step", 0) for record in _records(metrics_lines)), default=0)
+
+
 def since_sent(events: Sequence[Record]) -> Sequence[Record]:
     """The events since a person sent the run, by `submit` or `resume`: budgets begin anew there."""
     places = [i for i, e in enumerate(events) if is_submission(e) and "again" not in e]

@@ -18,6 +18,7 @@ from hpcddp.config.schema import RunConfig
 from hpcddp.config.write import read_config
 from hpcddp.errors import HpcddpError
 from hpcddp.launch.history import since_sent
+from hpcddp.launch.witness import attend
 from hpcddp.run_dir import RunDir
 from hpcddp.stop_flag import StopFlag
 
@@ -38,6 +39,8 @@ def run_job(run_dir: RunDir, environ: Mapping[str, str]) -> NoReturn:
         layout = find_layout(config, environ)
         code = _over_already(layout, run_dir)
         if code is None:
+            if layout.is_main:
+                attend(config, layout, run_dir, stop_flag, environ)
             code = _work(config, layout, run_dir, stop_flag)
     except HpcddpError as error:
         print(f"Error: {error.message}", file=sys.stderr)

@@ -7,6 +7,7 @@ Nothing may follow a requeue: Slurm begins to kill the job at once.
 import argparse
 import dataclasses
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -20,13 +21,14 @@ from hpcddp.config.layout import EXIT_AGAIN, EXIT_DONE
 from hpcddp.config.schema import RequeueConfig, RunConfig
 from hpcddp.config.write import read_config
 from hpcddp.errors import HpcddpError, SubmissionFailed
-from hpcddp.launch.history import since_sent
+from hpcddp.launch.history import FileTail, since_sent
 from hpcddp.launch.stop_reason import StopReason, ask_stop_reason, settle_reason
 from hpcddp.run_dir import RunDir
 from hpcddp.stop_flag import STOP_SIGNALS
 
 Event = Mapping[str, Any]
 _SCONTROL_TIMEOUT_S = 60
+_LAST_WORDS_BYTES = 4096  # of the batch log: those of this attempt
 # Slurm has ended the attempt for reasons of its own, and its user wants it to go on.
 _GOES_ON = (StopReason.PREEMPTED, StopReason.TIME_LIMIT, StopReason.REQUEUED)
 _SUBMITTED_FIELDS = ("run", "launcher", "cluster", "nodes", "processes_per_node")
@@ -42,6 +44,7 @@ class Ending:
     attempt: int = 0
     why: StopReason = StopReason.UNKNOWN
     terminated: bool = False
+    out_of_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ def decide(ending: Ending, events: Sequence[Event], budget: RequeueConfig) -> De
         return Decision("requeued", why.value, EXIT_AGAIN if stopped_early else exit_code)
     if stopped_early:
         return _after_stop(events, budget, why)
-    return _after_failure(exit_code, events, budget)
+    return _after_failure(ending, events, budget)
 
 
 def _stopped_early(ending: Ending, events: Sequence[Event]) -> bool:
@@ -97,12 +100,13 @@ def _after_stop(events: Sequence[Event], budget: RequeueConfig, why: StopReason)
     return Decision("requeued", why.value, EXIT_AGAIN)
 
 
-def _after_failure(exit_code: int, events: Sequence[Event], budget: RequeueConfig) -> Decision:
+def _after_failure(ending: Ending, events: Sequence[Event], budget: RequeueConfig) -> Decision:
     failures = 1 + sum(event["event"] == "requeued" and "failure" in event for event in events)
+    what = "out of memory, " if ending.out_of_memory else ""
     if failures <= budget.max_failures:
-        reason = f"failure {failures} of at most {budget.max_failures} (requeue.max_failures)"
-        return Decision("requeued", reason, exit_code)
-    return Decision("failed", f"exit code {exit_code}", exit_code)
+        reason = f"{what}failure {failures} of at most {budget.max_failures} (requeue.max_failures)"
+        return Decision("requeued", reason, ending.exit_code)
+    return Decision("failed", f"{what}exit code {ending.exit_code}", ending.exit_code)
 
 
 def _attempts_without_progress(events: Sequence[Event]) -> int:
@@ -128,12 +132,20 @@ def finish_attempt(
         now = ask_stop_reason(environ, config.resources.warn_before_s)
         why = settle_reason(now, _early_reason(run_dir, attempt), time.time())
     events = since_sent(run_dir.read_events())  # read last: `cancel` may have written meanwhile
-    ending = Ending(exit_code, attempt, why, terminated)
+    ending = Ending(exit_code, attempt, why, terminated, _ran_out_of_memory(run_dir, exit_code))
     decision = decide(ending, events, _budget(config))
     _record(run_dir, decision, ending, events)
     if decision.event == "requeued" and why is not StopReason.REQUEUED:
         return _start_again(run_dir, decision, environ)
     return decision.exit_code
+
+
+def _ran_out_of_memory(run_dir: RunDir, exit_code: int) -> bool:
+    """What srun and its daemon say of a process that the kernel has killed; its code is 137 too."""
+    if exit_code != 128 + signal.SIGKILL:
+        return False
+    last_words = b"\n".join(FileTail(run_dir.batch_log, _LAST_WORDS_BYTES).lines()).lower()
+    return b"out of memory" in last_words or b"oom" in last_words
 
 
 def _early_reason(run_dir: RunDir, attempt: int) -> Event:

@@ -176,6 +176,16 @@ def parse_show_job(job_id: str, text: str) -> JobInfo:
     )
 
 
+def lost_nodes(nodes: Sequence[str]) -> list[str]:
+    """Those of the nodes that Slurm calls down, or that do not answer it."""
+    if not nodes:
+        return []
+    options = ["--noheader", "--Node", f"--nodes={','.join(nodes)}", "--format=%N %T"]
+    rows = [line.split() for line in _run(["sinfo", *options], _TIMEOUT_S).text.splitlines()]
+    lost = {name for name, state in rows if state.startswith(("down", "fail")) or "*" in state}
+    return sorted(lost)
+
+
 def _ask_sacct(job_ids: Sequence[str]) -> tuple[dict[str, JobInfo], _Answer]:
     options = ["--noheader", "--parsable2", "--allocations", f"--jobs={','.join(job_ids)}"]
     answer = _run(["sacct", *options, f"--format={','.join(_SACCT_FIELDS)}"], _TIMEOUT_S)
@@ -207,7 +217,8 @@ def _from_sacct(row: Mapping[str, str]) -> JobInfo:
 
 def _run(words: Sequence[str], timeout_s: float) -> _Answer:
     """Run one of Slurm's tools without the user's own display settings."""
-    environ = {k: v for k, v in os.environ.items() if not k.startswith(("SQUEUE_", "SACCT_"))}
+    own_settings = ("SQUEUE_", "SACCT_", "SINFO_")
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(own_settings)}
     environ |= {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
     try:
         done = subprocess.run(

@@ -49,6 +49,10 @@ class Journal:
             fields["images_per_s"],
         )
 
+    def stepped_first(self, step: int) -> None:
+        """`step` is the first that this attempt has done."""
+        self._event("first_step", step=step)
+
     def evaluated(self, step: int, **fields: float) -> None:
         """One evaluation record: epoch, accuracy, eval_loss, samples, seconds."""
         self._metrics(step=step, **fields)

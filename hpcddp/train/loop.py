@@ -60,6 +60,7 @@ def run_steps(session: Session) -> int:
     task, state, clock = session.task, session.state, StepClock()
     evaluation: Evaluation | None = None
     stopped = session.vote.ask()  # a signal may have come before the first step
+    start_step = state.step
     while not stopped:
         if task.evaluates_at(state.step):
             evaluation = _evaluate(session)
@@ -67,6 +68,8 @@ def run_steps(session: Session) -> int:
         if stopped or state.step >= task.total_steps:
             break
         stopped = _step_and_report(session, clock)
+        if state.step == start_step + 1:
+            session.journal.stepped_first(state.step)
         if task.saves_at(state.step) and not stopped:
             session.saver.save(state)
     return _leave(session, evaluation)

@@ -47,7 +47,7 @@ def test_a_run_sees_torchs_variables_and_ends_as_finished(workplace):
     assert first[:5] == ["0", "2", "0", "1", "127.0.0.1"]
     assert second[:4] == ["1", "2", "0", "1"]
     assert first[5] == second[5]
-    assert sorted(kinds(run_dir)) == ["finished", "started", "submitted"]
+    assert sorted(kinds(run_dir)) == ["finished", "launched", "started", "submitted"]
 
 
 def test_exit_code_75_starts_it_again_with_new_logs(workplace):

@@ -17,14 +17,14 @@ STOPS = [
     'trap "exit 75" TERM USR1 USR2; echo start >> "$0"; '
     'until [ -e "$0.told" ]; do sleep 0.1; done',
 ]
-PREEMPTED_AFTER_S = 90
+
 
 
 @pytest.fixture
 def start(hpcddp, cluster, tmp_path):
     """Submit a run of two processes that stop when told; wait until both have started."""
 
-    def start(*words, command=STOPS, name="demo", runs=1):
+    def start(*words, command=STOPS, name="demo"):
         job_id = hpcddp.submit(name, *words, command=[*command, str(tmp_path / name)])
         wait_for_starts(cluster, tmp_path / name, 2)
         return job_id
@@ -63,7 +63,9 @@ def test_a_run_that_is_preempted_with_grace_goes_on(hpcddp, cluster, start, fini
     cluster.preempt(job_id)
     event = hpcddp.wait_for_event("demo", "requeued")
     assert (event["reason"], event["exit_code"]) == ("preempted", 75)
-    assert finish()["state"] == "finished"
+    finished = finish()
+    assert [a["end"] for a in finished["attempts"]] == ["preempted", "finished"]
+    assert "ATTEMPT" in hpcddp("status", "demo").stdout
     assert restarts(cluster, job_id) == 1
 
 
@@ -126,9 +128,11 @@ def test_a_run_goes_on_after_a_node_failure(hpcddp, cluster, start, finish):
     kill_slurmd(cluster, node)
     cluster.wait_until(lambda: "" if restarts(cluster, job_id) else "not requeued", 60)
     assert hpcddp.status("demo")["state"] == "requeued"
-    assert finish()["state"] == "finished"
-    assert restarts(cluster, job_id) == 1
+    finished = finish()
     start_slurmd(cluster, node)
+    assert restarts(cluster, job_id) == 1
+    ends = [attempt["end"] for attempt in finished["attempts"]]
+    assert ends == ["node failure", "finished"]
 
 
 def test_a_crash_is_tried_again_as_often_as_it_was_allowed(hpcddp, cluster, tmp_path):
