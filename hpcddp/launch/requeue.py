@@ -132,12 +132,19 @@ def finish_attempt(
         now = ask_stop_reason(environ, config.resources.warn_before_s)
         why = settle_reason(now, _early_reason(run_dir, attempt), time.time())
     events = since_sent(run_dir.read_events())  # read last: `cancel` may have written meanwhile
+    if terminated and _has_decided(events, attempt):
+        return exit_code  # an earlier call was ended by the very requeue that it had asked for
     ending = Ending(exit_code, attempt, why, terminated, _ran_out_of_memory(run_dir, exit_code))
     decision = decide(ending, events, _budget(config))
     _record(run_dir, decision, ending, events)
     if decision.event == "requeued" and why is not StopReason.REQUEUED:
         return _start_again(run_dir, decision, environ)
     return decision.exit_code
+
+
+def _has_decided(events: Sequence[Event], attempt: int) -> bool:
+    own = [event for event in events if event.get("attempt") == attempt]
+    return any(event["event"] == "requeued" for event in own)
 
 
 def _ran_out_of_memory(run_dir: RunDir, exit_code: int) -> bool:

@@ -166,6 +166,7 @@ _EVENT_LINES: dict[str, Callable[[Record], str]] = {
     "launched": lambda event: f"attempt {event.get('attempt')} begins",
     "first_step": lambda event: f"first step of this attempt: {event.get('step')}",
     "stop_reason": lambda event: f"told to stop: {event.get('reason')}",
+    "hang": lambda event: f"hang: suspected rank {event.get('suspected_ranks')}",
     "ended": lambda event: f"attempt {event.get('attempt')} had ended: {event.get('reason')}",
     "resumed": lambda event: f"resumed from the checkpoint of step {event.get('step')}",
     "checkpoint": _checkpoint,

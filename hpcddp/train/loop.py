@@ -25,6 +25,7 @@ from hpcddp.train.schedule import lr_at
 from hpcddp.train.setup import Session, build_session, check_early
 from hpcddp.train.stop import StopVote
 from hpcddp.train.task import build_task, identity_of
+from hpcddp.train.watchdog import record_collectives
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ def train(config: RunConfig, layout: ProcessLayout, run_dir: RunDir, stop_flag: 
     device = choose_device(config.train.device, layout)
     if config.train.deterministic:
         make_deterministic()
+    record_collectives(config.train.hang_timeout_s)
     ranks = open_ranks(layout, device, config.train.rendezvous_timeout_s)
     stop_flag.rearm()  # NCCL, for one, has been seen to replace handlers
     task = build_task(config, layout)
@@ -59,6 +61,7 @@ def run_steps(session: Session) -> int:
     """Step, evaluate and save until the end of training or until a signal. Collective."""
     task, state, clock = session.task, session.state, StepClock()
     evaluation: Evaluation | None = None
+    session.watchdog.start()
     stopped = session.vote.ask()  # a signal may have come before the first step
     start_step = state.step
     while not stopped:
@@ -72,6 +75,7 @@ def run_steps(session: Session) -> int:
             session.journal.stepped_first(state.step)
         if task.saves_at(state.step) and not stopped:
             session.saver.save(state)
+    session.watchdog.stop()  # the last save may take as long as it needs
     return _leave(session, evaluation)
 
 
@@ -100,10 +104,12 @@ def train_step(session: Session) -> torch.Tensor:
     seed_step(task.config.train.seed, state.step, task.layout.global_rank)
     for micro_step in range(passes):
         images_nchw, labels_n = session.feed.next()
+        session.watchdog.beat()
         is_last = micro_step == passes - 1
         # DDP decides in forward whether backward will reduce, so forward sits inside too.
         with nullcontext() if is_last else replicas.skip_sync():
             loss = session.forward.loss(images_nchw, labels_n) / passes
+            session.watchdog.beat()  # a process that waits for another's gradients is past this
             state.scaler.scale(loss).backward()
         loss_sum += loss.detach()
     session.vote.open()  # so late that it counts this step's signals; the update hides its time
@@ -139,7 +145,12 @@ def _report_step(session: Session, loss: float, clock: StepClock) -> None:
 def _evaluate(session: Session) -> Evaluation | None:
     """Evaluate and report; None if a signal came meanwhile. Collective."""
     begin, step = time.perf_counter(), session.state.step
-    evaluation = evaluate(session.state.model, session.eval_task, session.ranks, session.vote.ask)
+
+    def asked_to_stop() -> bool:
+        session.watchdog.beat()
+        return session.vote.ask()
+
+    evaluation = evaluate(session.state.model, session.eval_task, session.ranks, asked_to_stop)
     if evaluation is not None:
         session.journal.evaluated(
             step,

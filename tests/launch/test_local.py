@@ -76,7 +76,8 @@ def test_a_failure_within_the_budget_is_tried_again(workplace):
     code = "import os, sys; sys.exit(3 if os.environ['HPCDDP_ATTEMPT'] == '0' else 0)"
     submit("r", code, "requeue.max_failures=1")
     assert hpcddp("wait", "r").returncode == 0
-    assert kinds(RunDir(workplace / "runs" / "r"))[-3:] == ["requeued", "started", "finished"]
+    ends = ["requeued", "launched", "started", "finished"]
+    assert kinds(RunDir(workplace / "runs" / "r"))[-4:] == ends
 
 
 def test_the_job_outlives_the_terminal_it_was_sent_from(workplace):

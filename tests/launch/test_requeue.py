@@ -216,6 +216,14 @@ def test_what_slurm_said_early_counts_when_it_is_silent_later(run_dir, slurm_say
     assert (event["event"], event["reason"]) == ("requeued", "time limit")
 
 
+def test_a_call_that_its_own_requeue_ended_is_not_made_twice(run_dir, monkeypatch):
+    monkeypatch.setattr(requeue, "_scontrol", lambda words: None)
+    environ = {"SLURM_JOB_ID": "7", "HPCDDP_ATTEMPT": "3"}
+    finish_attempt(run_dir, 75, environ)
+    assert finish_attempt(run_dir, 75, environ, terminated=True) == 75
+    assert [event["event"] for event in run_dir.read_events()].count("requeued") == 1
+
+
 def test_a_finished_run_is_recorded_once(run_dir):
     run_dir.append_event("finished", step=1)
     assert finish_attempt(run_dir, 0, {}) == 0
