@@ -24,6 +24,8 @@ _Loader.yaml_implicit_resolvers = {
     ]
     for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+
+
 class _Dumper(yaml.SafeDumper):
     """SafeDumper that quotes whatever _Loader or YAML 1.1 would take for something else."""
 
