@@ -34,6 +34,8 @@ class StopFlag:
 
     def __init__(self) -> None:
         self.notice: StopNotice | None = None
+        # Set by the reader thread only: a handler could interrupt itself while it holds the lock.
+        self._told = threading.Event()
 
     @classmethod
     def install(cls) -> "StopFlag":
@@ -58,6 +60,12 @@ class StopFlag:
         """True once a stop signal has come."""
         return self.notice is not None
 
+    def wait(self) -> StopNotice:
+        """Return once a stop signal has come; for threads that have something to do then."""
+        self._told.wait()
+        assert self.notice is not None
+        return self.notice
+
     def rearm(self) -> None:
         """Take the signals back from libraries that installed a handler of their own."""
         for signum in STOP_SIGNALS:
@@ -72,6 +80,7 @@ class StopFlag:
             for signum in signums:
                 if signum in STOP_SIGNALS:
                     self._note(signum)
+                    self._told.set()
 
     def _note(self, signum: int) -> None:
         if self.notice is None:

@@ -6,7 +6,7 @@ import click
 
 from hpcddp.cli.submit import announce
 from hpcddp.launch.observer import Observer
-from hpcddp.launch.resume import resume_run
+from hpcddp.launch.resume import lead_warning, resume_run
 from hpcddp.launch.status import find_run
 from hpcddp.run_dir import runs_root
 
@@ -21,4 +21,8 @@ def command(run: str, overrides: tuple[str, ...]) -> None:
     """
     run_dir = find_run(runs_root(os.environ), run)
     [status] = Observer([run_dir]).look()
-    announce(*resume_run(run_dir, status, overrides, os.environ))
+    submission, job_id = resume_run(run_dir, status, overrides, os.environ)
+    warning = lead_warning(run_dir, submission.request.config.resources.warn_before_s)
+    if warning:
+        click.echo(warning, err=True)
+    announce(submission, job_id)

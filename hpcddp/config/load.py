@@ -4,6 +4,7 @@ Later layers win. Knows the schema and OmegaConf; knows no cluster and no file n
 """
 
 import dataclasses
+import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ def resolve(layers: Sequence[Layer]) -> Resolved:
     for layer in layers:
         for key, value in _leaves(layer.values, RunConfig, layer.name):
             _refuse_misread_text(key, value, layer.name)
-            _put(values, key, value)
+            _put(values, key, _literal(value, key, layer.name))
             sources[key] = layer.name
     config = _to_config(values, sources)
     _check(config, sources)
@@ -140,8 +141,29 @@ def _leaves(
 
 def _refuse_misread_text(key: str, value: Any, layer: str) -> None:  # noqa: ANN401
     """YAML turns `no` and `1e3` into other things than the text that was meant."""
-    if type_at(key) in (str, str | None) and isinstance(value, bool | float):
-        raise ConfigError(f'{layer}: {key} needs text, found {value}. Quote it: {key}: "..."')
+    is_list = type_at(key) == tuple[str, ...]
+    if is_list and not isinstance(value, list):
+        raise ConfigError(f"{layer}: {key} needs a list of words, found {value!r}: {key}: [a, b]")
+    texts = value if is_list else [value] if type_at(key) in (str, str | None) else []
+    for text in texts:
+        if isinstance(text, bool | float):
+            raise ConfigError(f'{layer}: {key} needs text, found {text}. Quote it: "..."')
+
+
+def _literal(value: Any, key: str, layer: str) -> Any:  # noqa: ANN401
+    """The value with `${...}` as the text it is: OmegaConf would look it up and put it in.
+
+    A program's own words are full of it (`bash -c 'echo ${RANK}'`).
+    """
+    if value == "???":  # OmegaConf's word for "not set"
+        raise ConfigError(f"{layer}: {key} is `???`, which stands for a value to fill in. Do that.")
+    if isinstance(value, str):
+        return re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
+    if isinstance(value, Mapping):
+        return {name: _literal(part, f"{key}.{name}", layer) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_literal(part, key, layer) for part in value]
+    return value
 
 
 def _to_config(values: Mapping[str, Any], sources: Mapping[str, str]) -> RunConfig:

@@ -53,6 +53,7 @@ class TrainConfig:
     on_nonfinite: str = "stop"  # a loss that is NaN or infinite: stop, or skip the step
     deterministic: bool = True  # deterministic operators where torch has them
     rendezvous_timeout_s: int = 300  # how long the processes wait for each other at the start
+    hang_timeout_s: int = 1800  # without any progress for so long an attempt has failed; 0: never
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +169,7 @@ _NOT_NEGATIVE = (
     "resources.gpus_per_node",
     "data.workers",
     "train.seed",
+    "train.hang_timeout_s",
     "optim.lr",
     "optim.momentum",
     "optim.weight_decay",

@@ -4,11 +4,9 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-import yaml
-
 from hpcddp.config.load import Layer, Resolved, resolve
 from hpcddp.config.schema import RunConfig
-from hpcddp.config.yaml_text import load_yaml_mapping
+from hpcddp.config.yaml_text import dump_yaml, load_yaml_mapping
 from hpcddp.run_dir import RunDir
 
 
@@ -29,11 +27,10 @@ def _lines(section: Any, resolved: Resolved, prefix: str, indent: str) -> Iterat
             yield f"{indent}{field.name}:"
             yield from _lines(value, resolved, f"{key}.", indent + "  ")
         else:
-            source = resolved.sources.get(key, "default")
+            source = " ".join(resolved.sources.get(key, "default").split())
             yield f"{indent}{field.name}: {_inline(value)}  # {source}"
 
 
 def _inline(value: Any) -> str:  # noqa: ANN401
     plain = list(value) if isinstance(value, tuple) else value
-    text = yaml.safe_dump(plain, default_flow_style=True, allow_unicode=True, width=10**6)
-    return text.removesuffix("...\n").strip()
+    return dump_yaml(plain)

@@ -24,14 +24,23 @@ _Loader.yaml_implicit_resolvers = {
     ]
     for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:int", re.compile(r"^[-+]?(0|[1-9][0-9_]*)$"), list("-+0123456789")
-)
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d[\d_]*\.\d*([eE][-+]?\d+)?|\.\d+([eE][-+]?\d+)?|\d+[eE][-+]?\d+|\.inf)$"),
-    list("-+.0123456789"),
-)
+
+
+class _Dumper(yaml.SafeDumper):
+    """SafeDumper that quotes whatever _Loader or YAML 1.1 would take for something else."""
+
+
+for _class in (_Loader, _Dumper):
+    _class.add_implicit_resolver(
+        "tag:yaml.org,2002:int", re.compile(r"^[-+]?(0|[1-9][0-9_]*)$"), list("-+0123456789")
+    )
+    _class.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(
+            r"^[-+]?(\d[\d_]*\.\d*([eE][-+]?\d+)?|\.\d+([eE][-+]?\d+)?|\d+[eE][-+]?\d+|\.inf)$"
+        ),
+        list("-+.0123456789"),
+    )
 
 
 def parse_yaml(text: str, where: str) -> Any:  # noqa: ANN401
@@ -40,6 +49,20 @@ def parse_yaml(text: str, where: str) -> Any:  # noqa: ANN401
         return yaml.load(text, Loader=_Loader)  # a SafeLoader
     except yaml.YAMLError as error:
         raise ConfigError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from None
+
+
+def dump_yaml(value: Any) -> str:  # noqa: ANN401
+    """One line of YAML that `parse_yaml` reads back to an equal value of the same type."""
+    readable = _dump(value, allow_unicode=True)
+    # A few characters, such as U+0085, are line breaks to YAML and come back as blanks.
+    return readable if parse_yaml(readable, "dump") == value else _dump(value, allow_unicode=False)
+
+
+def _dump(value: Any, *, allow_unicode: bool) -> str:  # noqa: ANN401
+    text = yaml.dump(
+        value, Dumper=_Dumper, default_flow_style=True, allow_unicode=allow_unicode, width=10**6
+    )
+    return text.removesuffix("...\n").strip()
 
 
 def load_yaml_mapping(path: Path) -> dict[str, Any]:

@@ -151,6 +151,17 @@ def since_submission(events: Sequence[Record]) -> Sequence[Record]:
     return events[next(early, begin) :]
 
 
+def newest_step(metrics_lines: Iterable[bytes]) -> int:
+    """The highest step among lines of metrics.jsonl, 0 if there is none."""
+    return max((record.get("step", 0) for record in json_objects(metrics_lines)), default=0)
+
+
+def since_sent(events: Sequence[Record]) -> Sequence[Record]:
+    """The events since a person sent the run, by `submit` or `resume`: budgets begin anew there."""
+    places = [i for i, e in enumerate(events) if is_submission(e) and "again" not in e]
+    return events[places[-1] :] if places else events
+
+
 def _newest_only(lines: list[bytes], is_one: Callable[[bytes], bool]) -> list[bytes]:
     """All lines, but of those that `is_one` only the last."""
     places = [index for index, line in enumerate(lines) if is_one(line)]

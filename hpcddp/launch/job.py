@@ -13,10 +13,12 @@ from typing import NoReturn
 from hpcddp.cluster.devices import DEVICE_VARIABLE
 from hpcddp.cluster.layout import layout_from_environ
 from hpcddp.cluster.ports import ephemeral_range
-from hpcddp.config.layout import EXIT_FAILED, EXIT_USAGE, ProcessLayout
+from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, ProcessLayout
 from hpcddp.config.schema import RunConfig
 from hpcddp.config.write import read_config
 from hpcddp.errors import HpcddpError
+from hpcddp.launch.history import since_sent
+from hpcddp.launch.witness import attend
 from hpcddp.run_dir import RunDir
 from hpcddp.stop_flag import StopFlag
 
@@ -37,7 +39,11 @@ def run_job(run_dir: RunDir, environ: Mapping[str, str]) -> NoReturn:
     try:
         config = read_config(run_dir)
         layout = find_layout(config, environ)
-        code = _work(config, layout, run_dir, stop_flag)
+        code = _over_already(layout, run_dir)
+        if code is None:
+            if layout.is_main:
+                attend(config, layout, run_dir, stop_flag, environ)
+            code = _work(config, layout, run_dir, stop_flag)
     except HpcddpError as error:
         print(f"Error: {error.message}", file=sys.stderr)
         failed = error.code in _NOT_THE_USERS_FAULT
@@ -48,6 +54,19 @@ def run_job(run_dir: RunDir, environ: Mapping[str, str]) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _over_already(layout: ProcessLayout, run_dir: RunDir) -> int | None:
+    """The exit code where there is nothing to do: Slurm revives ended jobs too, if it is asked."""
+    if not layout.restart_count:  # a new job was sent to go on, whatever was before
+        return None
+    told = {event["event"] for event in since_sent(run_dir.read_events())}
+    ends = {"finished": EXIT_DONE, "cancelled": EXIT_INTERRUPTED}
+    kind = next((kind for kind in ends if kind in told), None)
+    if kind is None:
+        return None
+    _log.info("This run is %s; there is nothing to do", kind)
+    return ends[kind]
 
 
 def find_layout(config: RunConfig, environ: Mapping[str, str]) -> ProcessLayout:

@@ -1,5 +1,6 @@
 """Send an ended run once more, in its own folder. What it continues from is decided on the node."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 from hpcddp.cluster.profile import load_profile
@@ -12,6 +13,8 @@ from hpcddp.launch.status import RunStatus
 from hpcddp.launch.submission import Submission, prepare_in, send_job
 from hpcddp.launch.words import command_line
 from hpcddp.run_dir import RunDir, write_atomically
+
+_SAVES_IN_LEAD = 1.5  # a save may be slower next time, and the step before it takes time too
 
 
 def resume_run(
@@ -35,6 +38,20 @@ def resume_run(
         write_atomically(run_dir.config, config_text(submission.request.resolved))
     write_atomically(run_dir.script, submission.script)
     return submission, send_job(submission)
+
+
+def lead_warning(run_dir: RunDir, warn_before_s: int) -> str | None:
+    """What to say when the run's last save would not fit between the warning and the limit."""
+    saves = [event for event in run_dir.read_events() if event["event"] == "checkpoint"]
+    seconds = saves[-1].get("seconds", 0.0) if saves else 0.0
+    needed_s = _SAVES_IN_LEAD * seconds
+    if needed_s <= warn_before_s:
+        return None
+    return (
+        f"Warning: the last save took {seconds:.0f} s, and the warning before the time limit comes "
+        f"resources.warn_before_s={warn_before_s} s ahead. It must leave room for a step and a "
+        f"save: resume with resources.warn_before_s={math.ceil(needed_s)}"
+    )
 
 
 def _refuse_living(status: RunStatus) -> None:

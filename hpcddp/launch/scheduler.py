@@ -15,6 +15,8 @@ from dataclasses import dataclass
 # give up on a dead one only after 18 s (22.05).
 _TIMEOUT_S = 10.0
 _JOB_ID = re.compile(r"\d+(_\d+)?")
+# A tool that is asked why the job ends must outlive the signals that end it.
+_DEAF = ("sh", "-c", 'trap "" TERM USR1 USR2; exec "$@"', "sh")
 # In this order; the reason comes last because only it could ever hold the separator.
 _SQUEUE_FIELDS = (
     "JobArrayID",
@@ -133,16 +135,18 @@ def _from_squeue(row: Mapping[str, str]) -> JobInfo:
 
 def show_job(job_id: str) -> JobInfo:
     """One job as `scontrol show job` tells it; without a state when it does not."""
-    found, answer = _ask_scontrol([job_id])
+    found, answer = _ask_scontrol([job_id], before=_DEAF)
     return found.get(job_id, JobInfo(job_id, reason=answer.problem or "not found"))
 
 
-def _ask_scontrol(job_ids: Sequence[str]) -> tuple[dict[str, JobInfo], _Answer]:
-    """One call for each job, all within one time-out."""
+def _ask_scontrol(
+    job_ids: Sequence[str], before: Sequence[str] = ()
+) -> tuple[dict[str, JobInfo], _Answer]:
+    """One call for each job, all within one time-out; words `before` scontrol start it."""
     jobs: dict[str, JobInfo] = {}
     deadline = time.monotonic() + _TIMEOUT_S
     for job_id in job_ids:
-        answer = _run(["scontrol", "show", "job", job_id], deadline - time.monotonic())
+        answer = _run([*before, "scontrol", "show", "job", job_id], deadline - time.monotonic())
         if answer.problem is None:
             jobs[job_id] = parse_show_job(job_id, answer.text)
         elif not answer.is_final and f"Job {job_id} not found" not in answer.text:
@@ -170,6 +174,16 @@ def parse_show_job(job_id: str, text: str) -> JobInfo:
         partition=values.get("Partition", ""),
         nodes=_word(values.get("NodeList", "")),
     )
+
+
+def lost_nodes(nodes: Sequence[str]) -> list[str]:
+    """Those of the nodes that Slurm calls down, or that do not answer it."""
+    if not nodes:
+        return []
+    options = ["--noheader", "--Node", f"--nodes={','.join(nodes)}", "--format=%N %T"]
+    rows = [line.split() for line in _run(["sinfo", *options], _TIMEOUT_S).text.splitlines()]
+    lost = {name for name, state in rows if state.startswith(("down", "fail")) or "*" in state}
+    return sorted(lost)
 
 
 def _ask_sacct(job_ids: Sequence[str]) -> tuple[dict[str, JobInfo], _Answer]:
@@ -203,7 +217,8 @@ def _from_sacct(row: Mapping[str, str]) -> JobInfo:
 
 def _run(words: Sequence[str], timeout_s: float) -> _Answer:
     """Run one of Slurm's tools without the user's own display settings."""
-    environ = {k: v for k, v in os.environ.items() if not k.startswith(("SQUEUE_", "SACCT_"))}
+    own_settings = ("SQUEUE_", "SACCT_", "SINFO_")
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(own_settings)}
     environ |= {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
     try:
         done = subprocess.run(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED
 from hpcddp.errors import HpcddpError
+from hpcddp.launch.attempts import Attempt, attempts_of
 from hpcddp.launch.history import Record, RunHistory
 from hpcddp.launch.scheduler import JobInfo
 from hpcddp.launch.state import ENDED_STATES, Evidence, decide_state
@@ -42,6 +43,7 @@ class RunStatus:
     started_time: float | None = None
     ended_time: float | None = None
     expected_start_time: float | None = None
+    attempts: tuple[Attempt, ...] = ()
 
     @property
     def has_ended(self) -> bool:
@@ -88,6 +90,7 @@ def status_of(history: RunHistory, job: JobInfo | None, now: float) -> RunStatus
         started_time=started.get("time"),
         ended_time=_end_time(events, job) if has_ended else None,
         expected_start_time=job.start_time if job and job.state == "PENDING" else None,
+        attempts=tuple(attempts_of(history.events, state)),
     )
 
 

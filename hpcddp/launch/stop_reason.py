@@ -1,13 +1,19 @@
-"""Why Slurm stops a job, read from what `scontrol show job` says of it. Pure; asks nothing.
+"""Why Slurm stops a job, read from what `scontrol show job` says of it.
 
 Source: the states of Slurm 22.05 and 25.11, observed in both; tests/slurm checks 22.05.
 """
 
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
-from hpcddp.launch.scheduler import JobInfo
+from hpcddp.cluster.job_names import requeue_target, restart_count
+from hpcddp.launch.scheduler import JobInfo, show_job
 
 _ENDING = ("COMPLETING", "CANCELLED", "PREEMPTED", "TIMEOUT")
+_CLOCKS_DIFFER_S = 2.0  # between the controller and a node
 _EARLY_S = 60  # Slurm may send the `--signal` warning up to this much before its time
 
 
@@ -30,9 +36,42 @@ def stop_reason(job: JobInfo, restart_count: int, warn_before_s: int, now: float
         return StopReason.REQUEUED
     if job.reason == "TimeLimit" or job.state == "TIMEOUT":
         return StopReason.TIME_LIMIT
-    if job.preempt_time is not None:
-        return StopReason.PREEMPTED
     if job.state in _ENDING:
         return StopReason.CANCELLED
+    if job.preempt_time is not None:
+        return StopReason.PREEMPTED
     ends_soon = job.end_time is not None and job.end_time - now <= warn_before_s + _EARLY_S
     return StopReason.TIME_LIMIT if ends_soon else StopReason.SIGNALLED
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmSays:
+    """The reason as of one moment, and when the job is to end as far as Slurm knows."""
+
+    reason: StopReason
+    end_time: float | None = None
+
+
+def ask_stop_reason(environ: Mapping[str, str], warn_before_s: int) -> SlurmSays:
+    """Ask Slurm about the job this process is a part of."""
+    job = show_job(requeue_target(environ))
+    reason = stop_reason(job, restart_count(environ), warn_before_s, time.time())
+    return SlurmSays(reason, job.end_time)
+
+
+def settle_reason(now: SlurmSays, early: Mapping[str, Any], now_time: float) -> StopReason:
+    """The reason that counts, of the one now and the one when the signal came (an event).
+
+    During the final kill Slurm may say nothing. A preempted job whose grace is over looks as if
+    its user had cancelled it; before that end it was the user.
+    """
+    known = next((reason for reason in StopReason if reason.value == early.get("reason")), None)
+    if known is None:
+        return now.reason
+    if now.reason in (StopReason.UNKNOWN, StopReason.SIGNALLED):
+        return known
+    grace_end = early.get("end_time") or float("inf")
+    is_over = now_time >= grace_end - _CLOCKS_DIFFER_S
+    if now.reason is StopReason.CANCELLED and known is StopReason.PREEMPTED and is_over:
+        return known
+    return now.reason

@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Callable, Sequence
 
+from hpcddp.launch.attempts import Attempt
 from hpcddp.launch.failure import batch_words, exit_words, is_rank_failure, rank_words
 from hpcddp.launch.history import Record
 from hpcddp.launch.state import clock_text
@@ -61,8 +62,27 @@ def _row(status: RunStatus) -> tuple[str, ...]:
     )
 
 
+def attempts_table(attempts: Sequence[Attempt]) -> list[str]:
+    """One line for each attempt below a header."""
+    times = ("BEGAN", "ENDED", "STEPS LOST", "SIGNAL TO EXIT", "FIRST STEP")
+    return table([("ATTEMPT", "JOB", *times, "END"), *map(_attempt_row, attempts)])
+
+
+def _attempt_row(attempt: Attempt) -> tuple[str, ...]:
+    seconds = (attempt.signal_to_exit_s, attempt.restart_to_first_step_s)
+    return (
+        str(attempt.attempt),
+        attempt.job_id or "-",
+        _time_text(attempt.began_time) or "-",
+        _time_text(attempt.ended_time) or "-",
+        "-" if attempt.steps_lost is None else str(attempt.steps_lost),
+        *("-" if s is None else f"{s:.1f} s" for s in seconds),
+        attempt.end or "-",
+    )
+
+
 def status_details(status: RunStatus) -> list[str]:
-    """One line for each thing that is known of a run."""
+    """One line for each thing that is known of a run, and one for each attempt of several."""
     accuracy, code = status.accuracy, status.exit_code
     pairs = [
         ("run", status.run),
@@ -84,7 +104,8 @@ def status_details(status: RunStatus) -> list[str]:
         ("ended", _time_text(status.ended_time)),
         ("folder", status.run_dir),
     ]
-    return table([(name, text) for name, text in pairs if text])
+    lines = table([(name, text) for name, text in pairs if text])
+    return [*lines, "", *attempts_table(status.attempts)] if len(status.attempts) > 1 else lines
 
 
 def _time_text(unix_time: float | None) -> str:
@@ -142,6 +163,11 @@ def _failed(event: Record) -> str:
 _EVENT_LINES: dict[str, Callable[[Record], str]] = {
     "submitted": _submitted,
     "started": _started,
+    "launched": lambda event: f"attempt {event.get('attempt')} begins",
+    "first_step": lambda event: f"first step of this attempt: {event.get('step')}",
+    "stop_reason": lambda event: f"told to stop: {event.get('reason')}",
+    "hang": lambda event: f"hang: suspected rank {event.get('suspected_ranks')}",
+    "ended": lambda event: f"attempt {event.get('attempt')} had ended: {event.get('reason')}",
     "resumed": lambda event: f"resumed from the checkpoint of step {event.get('step')}",
     "checkpoint": _checkpoint,
     "checkpoint_failed": _checkpoint_failed,

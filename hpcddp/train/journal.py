@@ -54,6 +54,10 @@ class Journal:
         if fields.get("skipped_steps"):
             _log.warning("%d steps were left out so far: not finite", fields["skipped_steps"])
 
+    def stepped_first(self, step: int) -> None:
+        """`step` is the first that this attempt has done."""
+        self._event("first_step", step=step)
+
     def evaluated(self, step: int, **fields: float) -> None:
         """One evaluation record: epoch, accuracy, eval_loss, samples, seconds."""
         self._metrics(step=step, **fields)

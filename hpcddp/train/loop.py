@@ -28,6 +28,7 @@ from hpcddp.train.schedule import lr_at
 from hpcddp.train.setup import Session, build_session, check_early
 from hpcddp.train.stop import StopVote
 from hpcddp.train.task import build_task, identity_of
+from hpcddp.train.watchdog import record_collectives
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ def train(config: RunConfig, layout: ProcessLayout, run_dir: RunDir, stop_flag: 
     device = choose_device(config.train.device, layout)
     if config.train.deterministic:
         make_deterministic()
+    record_collectives(config.train.hang_timeout_s)
     ranks = open_ranks(layout, device, config.train.rendezvous_timeout_s)
     stop_flag.rearm()  # NCCL, for one, has been seen to replace handlers
     task = build_task(config, layout)
@@ -71,7 +73,9 @@ def run_steps(session: Session) -> int:
     """Step, evaluate and save until the end of training or until a signal. Collective."""
     task, state, clock = session.task, session.state, StepClock()
     evaluation: Evaluation | None = None
+    session.watchdog.start()
     stopped = session.vote.ask()  # a signal may have come before the first step
+    start_step = state.step
     while not stopped:
         if task.evaluates_at(state.step):
             evaluation = _evaluate(session)
@@ -79,10 +83,13 @@ def run_steps(session: Session) -> int:
         if stopped or state.step >= task.total_steps:
             break
         stopped = step_and_report(session, clock)
+        if state.step == start_step + 1:
+            session.journal.stepped_first(state.step)
         session.saver.check_owner()
         if not stopped:  # the last step's is written while the model is evaluated
             saver = session.saver
             (saver.save if state.step == task.total_steps else saver.save_if_due)(state)
+    session.watchdog.stop()  # the last save may take as long as it needs
     return _leave(session, evaluation)
 
 
@@ -120,10 +127,12 @@ def train_step(session: Session) -> torch.Tensor:
         session.skipper.begin()
     for micro_step in range(passes):
         images_nchw, labels_n = session.feed.next()
+        session.watchdog.beat()
         is_last = micro_step == passes - 1
         # DDP decides in forward whether backward will reduce, so forward sits inside too.
         with nullcontext() if is_last else replicas.skip_sync():
             loss = session.forward.loss(images_nchw, labels_n) / passes
+            session.watchdog.beat()  # a process that waits for another's gradients is past this
             state.scaler.scale(loss).backward()
         loss_sum += loss.detach()
     session.watch.note(loss_sum, state.step + 1)
@@ -165,7 +174,12 @@ def _report_step(session: Session, loss: float, clock: StepClock) -> None:
 def _evaluate(session: Session) -> Evaluation | None:
     """Evaluate and report; None if a signal came meanwhile. Collective."""
     begin, step = time.perf_counter(), session.state.step
-    evaluation = evaluate(session.state.model, session.eval_task, session.ranks, session.vote.ask)
+
+    def asked_to_stop() -> bool:
+        session.watchdog.beat()
+        return session.vote.ask()
+
+    evaluation = evaluate(session.state.model, session.eval_task, session.ranks, asked_to_stop)
     if evaluation is not None:
         session.journal.evaluated(
             step,

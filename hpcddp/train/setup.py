@@ -32,6 +32,7 @@ from hpcddp.train.state import TrainState
 from hpcddp.train.stop import StopVote
 from hpcddp.train.task import Task, identity_of
 from hpcddp.train.warm_up import warm_up
+from hpcddp.train.watchdog import Watchdog
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ class Session:
     feed: Feed
     eval_task: EvalTask
     vote: StopVote
+    watchdog: Watchdog
     journal: Journal
     saver: Saver
     watch: LossWatch
@@ -92,6 +94,7 @@ def build_session(
         feed=_build_feed(task, to_device, state.step),
         eval_task=_build_eval_task(task, to_device, forward),
         vote=vote,
+        watchdog=Watchdog(task.layout, run_dir, train.hang_timeout_s),
         journal=journal,
         saver=_build_saver(task, device, state.step, ranks, journal, run_dir, owner),
         watch=LossWatch(device),

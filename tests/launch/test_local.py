@@ -48,7 +48,7 @@ def test_a_run_sees_torchs_variables_and_ends_as_finished(workplace):
     assert first[:5] == ["0", "2", "0", "1", "127.0.0.1"]
     assert second[:4] == ["1", "2", "0", "1"]
     assert first[5] == second[5]
-    assert sorted(kinds(run_dir)) == ["finished", "started", "submitted"]
+    assert sorted(kinds(run_dir)) == ["finished", "launched", "started", "submitted"]
 
 
 def test_exit_code_75_starts_it_again_with_new_logs(workplace):
@@ -88,7 +88,8 @@ def test_a_failure_within_the_budget_is_tried_again(workplace):
     code = "import os, sys; sys.exit(3 if os.environ['HPCDDP_ATTEMPT'] == '0' else 0)"
     submit("r", code, "requeue.max_failures=1")
     assert hpcddp("wait", "r").returncode == 0
-    assert kinds(RunDir(workplace / "runs" / "r"))[-3:] == ["requeued", "started", "finished"]
+    ends = ["requeued", "launched", "started", "finished"]
+    assert kinds(RunDir(workplace / "runs" / "r"))[-4:] == ends
 
 
 def test_the_job_outlives_the_terminal_it_was_sent_from(workplace):

@@ -5,23 +5,30 @@ import pytest
 from hpcddp.config.load import Layer, resolve
 from hpcddp.config.schema import RequeueConfig
 from hpcddp.config.write import config_text
-from hpcddp.launch import requeue
-from hpcddp.launch.requeue import finish_attempt
+from hpcddp.launch import requeue, stop_reason
+from hpcddp.launch.history import since_sent
+from hpcddp.launch.requeue import Ending, finish_attempt
 from hpcddp.launch.scheduler import JobInfo
 from hpcddp.launch.stop_reason import StopReason
 from hpcddp.run_dir import RunDir
 
 
-def decide(exit_code, events, budget, why=StopReason.UNKNOWN):
-    return requeue.decide(exit_code, requeue.since_sent(events), budget, why)
+def decide(exit_code, events, budget, why=StopReason.UNKNOWN, *, terminated=False):
+    attempt = max((event.get("attempt", 0) for event in events), default=0)
+    ending = Ending(exit_code, attempt, why, terminated)
+    return requeue.decide(ending, since_sent(events), budget)
 
 
 def history(*kinds):
-    """Events from words such as `started` or `checkpoint:20`."""
-    events = []
+    """Events from words such as `started` or `checkpoint:20`; each `begun` is a new attempt, and
+    so is a `started` after another one.
+    """
+    events, attempt, has_started = [], 0, False
     for word in kinds:
         kind, _, step = word.partition(":")
-        events.append({"event": kind, **({"step": int(step)} if step else {})})
+        attempt += kind == "begun" or (kind == "started" and has_started)
+        has_started = kind == "started" or (has_started and kind != "begun")
+        events.append({"event": kind, "attempt": attempt, **({"step": int(step)} if step else {})})
     return events
 
 
@@ -35,6 +42,12 @@ def history(*kinds):
         (137, ["submitted", "started", "checkpoint:5"], "failed", 137),
         # `stopped` of an earlier attempt says nothing of this one
         (137, ["started", "checkpoint:5", "stopped:5", "requeued", "started"], "failed", 137),
+        # nor does it where this attempt was killed before it could start
+        (137, ["started", "checkpoint:5", "stopped:5", "requeued", "begun"], "failed", 137),
+        # SIGTERM came while Python was starting up: no handler, nothing lost
+        (143, ["submitted"], "requeued", 75),
+        (143, ["started", "checkpoint:5", "stopped:5", "requeued", "begun"], "requeued", 75),
+        (143, ["submitted", "started"], "failed", 143),
         (1, ["submitted", "started"], "failed", 1),
         (2, ["submitted"], "failed", 2),
         (75, ["submitted", "started", "stopped:5", "cancelled"], "cancelled", 75),
@@ -86,6 +99,41 @@ def test_a_job_that_slurm_says_is_cancelled_is_never_requeued():
     assert (decision.event, decision.exit_code) == ("cancelled", 75)
 
 
+@pytest.mark.parametrize(
+    ("why", "event"),
+    [
+        (StopReason.UNKNOWN, "cancelled"),
+        (StopReason.SIGNALLED, "cancelled"),
+        (StopReason.PREEMPTED, "requeued"),
+        (StopReason.TIME_LIMIT, "requeued"),
+        (StopReason.REQUEUED, "requeued"),
+    ],
+)
+def test_a_job_that_slurm_ends_for_no_known_reason_is_not_revived(why, event):
+    saved = history("submitted", "started", "checkpoint:5", "stopped:5")
+    assert decide(75, saved, RequeueConfig(), why, terminated=True).event == event
+
+
+@pytest.mark.parametrize("code", [1, 9, 137, 143])
+def test_what_slurm_requeues_by_itself_is_no_failure_whatever_the_code(code):
+    decision = decide(code, history("submitted", "started"), RequeueConfig(), StopReason.REQUEUED)
+    assert (decision.event, decision.reason) == ("requeued", "requeued by Slurm")
+    assert decision.exit_code != 0
+
+
+def test_a_program_without_a_handler_that_is_preempted_goes_on():
+    started = history("submitted", "started")
+    assert decide(143, started, RequeueConfig(), StopReason.PREEMPTED).event == "requeued"
+    assert decide(140, started, RequeueConfig(), StopReason.TIME_LIMIT).event == "requeued"
+    assert decide(139, started, RequeueConfig(), StopReason.PREEMPTED).event == "failed"
+
+
+def test_attempts_that_end_before_they_start_make_no_progress():
+    early = ["submitted", "begun", "requeued", "begun", "requeued", "begun"]
+    assert decide(143, history(*early), RequeueConfig(max_without_progress=3)).event == "failed"
+    assert decide(143, history(*early), RequeueConfig(max_without_progress=4)).event == "requeued"
+
+
 @pytest.mark.parametrize("why", [StopReason.PREEMPTED, StopReason.TIME_LIMIT])
 def test_the_reason_of_a_stop_is_recorded(why):
     saved = history("submitted", "started", "checkpoint:5", "stopped:5")
@@ -96,7 +144,7 @@ def test_the_reason_of_a_stop_is_recorded(why):
 def slurm_says(monkeypatch):
     """What `scontrol show job` answers; a test may put another JobInfo first."""
     answers = [JobInfo("7", state="RUNNING", restarts=0)]
-    monkeypatch.setattr(requeue, "show_job", lambda job_id: answers[0])
+    monkeypatch.setattr(stop_reason, "show_job", lambda job_id: answers[0])
     monkeypatch.setattr(requeue, "_send_anew", lambda run_dir: "no new job either")
     return answers
 
@@ -157,6 +205,23 @@ def test_what_slurm_has_requeued_already_is_left_alone(run_dir, monkeypatch, slu
     assert finish_attempt(run_dir, 75, {"SLURM_JOB_ID": "7"}) == 75
     event = run_dir.read_events()[-1]
     assert (event["event"], event["reason"]) == ("requeued", "requeued by Slurm")
+
+
+def test_what_slurm_said_early_counts_when_it_is_silent_later(run_dir, slurm_says, monkeypatch):
+    run_dir.append_event("stop_reason", attempt=0, reason="time limit")
+    slurm_says[0] = JobInfo("7", reason="no answer")
+    monkeypatch.setattr(requeue, "_scontrol", lambda words: None)
+    assert finish_attempt(run_dir, 143, {"SLURM_JOB_ID": "7"}, terminated=True) == 75
+    event = run_dir.read_events()[-1]
+    assert (event["event"], event["reason"]) == ("requeued", "time limit")
+
+
+def test_a_call_that_its_own_requeue_ended_is_not_made_twice(run_dir, monkeypatch):
+    monkeypatch.setattr(requeue, "_scontrol", lambda words: None)
+    environ = {"SLURM_JOB_ID": "7", "HPCDDP_ATTEMPT": "3"}
+    finish_attempt(run_dir, 75, environ)
+    assert finish_attempt(run_dir, 75, environ, terminated=True) == 75
+    assert [event["event"] for event in run_dir.read_events()].count("requeued") == 1
 
 
 def test_a_finished_run_is_recorded_once(run_dir):

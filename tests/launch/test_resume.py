@@ -27,6 +27,14 @@ def test_an_ended_run_is_sent_again_with_its_own_settings(run_dir, end):
     assert [event["event"] for event in run_dir.read_events()][-2:] == [end, "submitted"]
 
 
+def test_a_warning_too_short_for_the_last_save_is_said(run_dir):
+    run_dir.append_event("checkpoint", step=1, seconds=100.0)
+    run_dir.append_event("failed")
+    assert "resources.warn_before_s=150" in hpcddp("resume", "r").stderr
+    run_dir.append_event("failed")
+    assert hpcddp("resume", "r", "resources.warn_before_s=150").stderr == ""
+
+
 def test_changed_settings_are_kept_and_rendered(run_dir):
     run_dir.append_event("failed")
     hpcddp("resume", "r", "resources.time=08:00:00", "train.max_epochs=20")

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from hpcddp.launch.scheduler import JobInfo, parse_show_job
-from hpcddp.launch.stop_reason import StopReason, stop_reason
+from hpcddp.launch.stop_reason import SlurmSays, StopReason, settle_reason, stop_reason
 
 CASES = yaml.safe_load((Path(__file__).parents[1] / "cases/stop_reasons.yaml").read_text())
 NOW = 1_800_000_000
@@ -27,3 +27,24 @@ def test_every_reason_has_a_case():
 def test_the_preemption_time_is_read(text, time):
     lines = f"JobId=7 JobName=x PreemptTime=5\n   JobState=RUNNING\n   PreemptTime={text} X=1\n"
     assert parse_show_job("7", lines).preempt_time == time
+
+
+PREEMPTED_EARLY = {"reason": "preempted", "end_time": NOW + 20}
+
+
+@pytest.mark.parametrize(
+    ("now", "early", "after_s", "settled"),
+    [
+        (StopReason.TIME_LIMIT, {}, 5, StopReason.TIME_LIMIT),
+        (StopReason.UNKNOWN, PREEMPTED_EARLY, 5, StopReason.PREEMPTED),
+        (StopReason.SIGNALLED, PREEMPTED_EARLY, 5, StopReason.PREEMPTED),
+        (StopReason.REQUEUED, PREEMPTED_EARLY, 25, StopReason.REQUEUED),
+        (StopReason.CANCELLED, PREEMPTED_EARLY, 25, StopReason.PREEMPTED),  # its grace is over
+        (StopReason.CANCELLED, PREEMPTED_EARLY, 5, StopReason.CANCELLED),  # it is not
+        (StopReason.CANCELLED, {"reason": "preempted"}, 25, StopReason.CANCELLED),
+        (StopReason.CANCELLED, {"reason": "time limit"}, 25, StopReason.CANCELLED),
+        (StopReason.UNKNOWN, {"reason": "of another version"}, 5, StopReason.UNKNOWN),
+    ],
+)
+def test_the_early_reason_counts_where_the_late_one_cannot_know(now, early, after_s, settled):
+    assert settle_reason(SlurmSays(now), early, NOW + after_s) is settled

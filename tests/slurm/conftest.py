@@ -7,18 +7,15 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
-
-from hpcddp.run_dir import RunDir
+from hpcddp_user import Hpcddp
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 TESTCLUSTER = HERE.parents[1] / "slurm" / "testcluster"
 UNWANTED_VARIABLES = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_")
 FIELD = re.compile(r"(?:^|\s)([A-Z][\w/:]*)=(.*?)(?=\s+[A-Z][\w/:]*=|\s*$)", re.DOTALL)
@@ -141,46 +138,6 @@ class Cluster:
         stop_cluster(self.state_dir)
 
 
-class Hpcddp:
-    """Runs `hpcddp` as a user of the cluster would."""
-
-    def __init__(self, cluster: Cluster, runs: Path):
-        self.cluster, self.runs = cluster, runs
-        self.env = cluster.env | {"HPCDDP_RUNS_DIR": str(runs), "OMP_NUM_THREADS": "1"}
-
-    def __call__(self, *words: str, **options) -> subprocess.CompletedProcess:
-        command = [sys.executable, "-m", "hpcddp", *words]
-        return self.cluster.run(command, **({"env": self.env, "cwd": ROOT} | options))
-
-    def submit(self, name: str, *words: str, command: Iterable[str] = ()) -> str:
-        """Send a run to the test cluster, on two nodes unless `words` say more; its job id."""
-        options = ["--name", name, "--cluster", "testcluster", "--nodes", "2"]
-        own = ["--", *command] if command else []
-        done = self("submit", *options, *words, *own)
-        assert done.returncode == 0, done.stderr
-        return self.status(name)["job_id"]
-
-    def run_dir(self, name: str) -> RunDir:
-        return RunDir(self.runs / name)
-
-    def status(self, name: str) -> dict:
-        done = self("status", name, "--json")
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-
-    def wait_for(self, name: str, state: str, part: str = "", timeout: float = 60) -> dict:
-        """Wait until the run is in that state, with `part` in its reason; the status then."""
-        seen = {}
-
-        def problem():
-            seen.update(self.status(name))
-            arrived = seen["state"] == state and part in seen["reason"]
-            return "" if arrived else f"{seen['state']}: {seen['reason']}"
-
-        self.cluster.wait_until(problem, timeout)
-        return seen
-
-
 def start_cluster(state_dir: Path, work_dir: Path, *arguments: str) -> Cluster:
     """Bring a cluster up; the caller brings it down."""
     command = [TESTCLUSTER / "up", "--json", "--dir", state_dir, *arguments]
@@ -257,6 +214,7 @@ def cluster(request, tmp_path_factory) -> Cluster:
 
 @pytest.fixture
 def hpcddp(cluster, tmp_path) -> Hpcddp:
+    """Return a user of the session's cluster with a runs folder of his own."""
     return Hpcddp(cluster, tmp_path / "runs")
 
 

@@ -1,4 +1,4 @@
-"""Who am I, inside steps of every shape that Slurm can make; no training, so a step takes seconds."""
+"""Who am I, in steps of every shape Slurm can make; no training, so a step takes seconds."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Real training on a real Slurm: to the end, through a stop, through preemption, and into failure."""
+"""Real training on a real Slurm: to the end, through a stop and preemption, into failure."""
 
 import os
 import signal

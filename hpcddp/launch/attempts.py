@@ -1,0 +1,107 @@
+"""The story of each attempt, from the run's events alone. Pure: reads nothing, asks nobody."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpcddp.launch.history import Record
+from hpcddp.launch.stop_reason import StopReason
+
+_ENDINGS = ("finished", "requeued", "cancelled", "failed", "ended")
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One start of a run. `end` says why it ended, "" while it goes on.
+
+    `steps_lost` were done and had to be done again: known once the next attempt has begun, and
+    exact to `log.every_steps`. Times are Unix seconds; what is not known is None.
+    """
+
+    attempt: int
+    job_id: str | None
+    end: str
+    began_time: float | None = None
+    ended_time: float | None = None
+    steps_lost: int | None = None
+    signal_to_exit_s: float | None = None
+    restart_to_first_step_s: float | None = None
+
+
+def attempts_of(events: Sequence[Record], run_state: str) -> list[Attempt]:
+    """All attempts, oldest first; `run_state` is what the newest ended with if it never said."""
+    numbers = sorted({event["attempt"] for event in events if event.get("attempt") is not None})
+    groups = [[event for event in events if event.get("attempt") == n] for n in numbers]
+    found = [
+        _attempt(number, own, following)
+        for number, own, following in zip(numbers, groups, [*groups[1:], []], strict=False)
+    ]
+    if found and run_state in ("finished", "failed", "cancelled"):
+        end = found[-1].end if run_state == "failed" and found[-1].end else run_state
+        found[-1] = dataclasses.replace(found[-1], end=end)
+    return found
+
+
+def _attempt(number: int, own: Sequence[Record], following: Sequence[Record]) -> Attempt:
+    began = _value("began", own, own[0].get("time"))
+    ended = _end_event(own)
+    return Attempt(
+        attempt=number,
+        job_id=_value("job_id", own),
+        end=_end(own, ended) or ("not known" if following else ""),
+        began_time=began,
+        ended_time=ended.get("time") if ended and ended["event"] != "ended" else None,
+        steps_lost=_steps_lost(following),
+        signal_to_exit_s=_seconds(_value("signal_time", own), _exit_time(own)),
+        restart_to_first_step_s=_seconds(began, _time_of("first_step", own)),
+    )
+
+
+def _end_event(own: Sequence[Record]) -> Record | None:
+    """The newest event that tells an end; what the successor found out is the last word."""
+    ends = [e for e in own if e["event"] in _ENDINGS and "global_rank" not in e]
+    return max(ends, key=lambda event: event["event"] == "ended", default=None)
+
+
+def _end(own: Sequence[Record], ended: Record | None) -> str:
+    if ended is None:
+        return "failed" if any(event["event"] == "failed" for event in own) else ""
+    if ended["event"] in ("finished", "cancelled"):
+        return str(ended["event"])
+    reason = str(ended.get("reason", ""))
+    if "out of memory" in reason:
+        return "out of memory"
+    if ended["event"] == "failed" or "failure" in ended:
+        return "failed"
+    if reason == StopReason.REQUEUED.value:
+        early = next((e.get("reason") for e in own if e["event"] == "stop_reason"), None)
+        vague = (None, StopReason.UNKNOWN.value, StopReason.SIGNALLED.value)
+        return reason if early in vague else str(early)
+    return reason
+
+
+def _steps_lost(following: Sequence[Record]) -> int | None:
+    """What the next attempt found done, less where it went on."""
+    kinds = {event["event"]: event for event in following}
+    reached = kinds.get("launched", {}).get("last_step")
+    if reached is None or "first_step" not in kinds:
+        return None
+    return max(0, reached - kinds.get("resumed", {}).get("step", 0))
+
+
+def _exit_time(own: Sequence[Record]) -> float | None:
+    """When the batch script's last act came, which is the first after the processes' end."""
+    return next((e.get("time") for e in own if "exit_code" in e and "global_rank" not in e), None)
+
+
+def _time_of(kind: str, own: Sequence[Record]) -> float | None:
+    return next((event.get("time") for event in own if event["event"] == kind), None)
+
+
+def _value(key: str, own: Sequence[Record], default: Any = None) -> Any:  # noqa: ANN401
+    return next((event[key] for event in own if event.get(key) is not None), default)
+
+
+def _seconds(begin: float | None, end: float | None) -> float | None:
+    return None if begin is None or end is None else round(max(0.0, end - begin), 2)

@@ -1,0 +1,91 @@
+"""What the main process tells the run about its own attempt, beside the work. Knows no torch."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hpcddp.config.layout import ProcessLayout
+from hpcddp.config.schema import RunConfig
+from hpcddp.launch.history import FileTail, Record, newest_step
+from hpcddp.launch.scheduler import lost_nodes
+from hpcddp.launch.stop_reason import ask_stop_reason
+from hpcddp.run_dir import RunDir
+from hpcddp.stop_flag import StopFlag
+
+NODE_FAILURE = "node failure"
+_ENDS = ("finished", "requeued", "cancelled", "failed", "ended", "stop_reason")
+_METRICS_TAIL_BYTES = 16 * 1024
+
+
+def attend(
+    config: RunConfig,
+    layout: ProcessLayout,
+    run_dir: RunDir,
+    stop_flag: StopFlag,
+    environ: Mapping[str, str],
+) -> None:
+    """Record that the attempt begins and how the one before ended; from now on note why it stops.
+
+    Call it in the main process.
+    """
+    _explain_predecessor(layout, run_dir)
+    _record_launch(layout, run_dir, environ)
+    threading.Thread(
+        target=_note_stop,
+        args=(config, layout, run_dir, stop_flag, environ),
+        name="stop-reason",
+        daemon=True,
+    ).start()
+
+
+def _record_launch(layout: ProcessLayout, run_dir: RunDir, environ: Mapping[str, str]) -> None:
+    """`began` is when the batch script did; `last_step` what earlier attempts had reached."""
+    fields: dict[str, Any] = {}
+    if began := environ.get("HPCDDP_ATTEMPT_TIME"):
+        fields["began"] = float(began)
+    if layout.attempt:
+        fields["last_step"] = newest_step(FileTail(run_dir.metrics, _METRICS_TAIL_BYTES).lines())
+    run_dir.append_event(
+        "launched",
+        attempt=layout.attempt,
+        job_id=layout.requeue_target or layout.job_key,
+        restart_count=layout.restart_count,
+        **fields,
+    )
+
+
+def _explain_predecessor(layout: ProcessLayout, run_dir: RunDir) -> None:
+    """An attempt that a lost node or SIGKILL has ended could not say so itself."""
+    if not layout.requeue_target or not layout.restart_count:
+        return
+    own = [event for event in run_dir.read_events() if event.get("attempt") == layout.attempt - 1]
+    if _has_told_end(own):
+        return
+    hosts = next((event["hosts"] for event in own if event.get("hosts")), ())
+    lost = lost_nodes(hosts)
+    reason = {"reason": NODE_FAILURE, "nodes": lost} if lost else {"reason": "requeued by Slurm"}
+    run_dir.append_event("ended", attempt=layout.attempt - 1, **reason)
+
+
+def _has_told_end(events: Sequence[Record]) -> bool:
+    return any(
+        event["event"] in _ENDS and event.get("reason") != "requeued by Slurm" for event in events
+    )
+
+
+def _note_stop(
+    config: RunConfig,
+    layout: ProcessLayout,
+    run_dir: RunDir,
+    stop_flag: StopFlag,
+    environ: Mapping[str, str],
+) -> None:
+    """Ask Slurm at once: what it says while it kills the job is often nothing."""
+    notice = stop_flag.wait()
+    says: dict[str, Any] = {"reason": "signalled"}
+    if layout.requeue_target:
+        answer = ask_stop_reason(environ, config.resources.warn_before_s)
+        says = {"reason": answer.reason.value, "end_time": answer.end_time}
+    run_dir.append_event(
+        "stop_reason", attempt=layout.attempt, **says, signal_time=round(notice.time, 3)
+    )

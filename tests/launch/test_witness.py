@@ -1,0 +1,84 @@
+"""What the main process notes: its begin, why it is told to stop, how the last attempt ended."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from hpcddp.config.layout import ProcessLayout
+from hpcddp.config.schema import RunConfig
+from hpcddp.launch import witness
+from hpcddp.launch.stop_reason import SlurmSays, StopReason
+from hpcddp.run_dir import RunDir
+from hpcddp.stop_flag import StopFlag, StopNotice
+
+ON_SLURM = {"launcher": "slurm", "requeue_target": "7", "attempt": 1, "restart_count": 1}
+
+
+class ToldLater(StopFlag):
+    def wait(self):
+        return StopNotice(signal.SIGTERM, 123.0)
+
+
+@pytest.fixture
+def attend(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        witness, "ask_stop_reason", lambda environ, lead: SlurmSays(StopReason.PREEMPTED, 143.0)
+    )
+    monkeypatch.setattr(witness, "lost_nodes", lambda hosts: ["n1"] if "n1" in hosts else [])
+    run_dir = RunDir(tmp_path)
+
+    def attend(*before, **place):
+        for kind, fields in before:
+            run_dir.append_event(kind, **fields)
+        layout = ProcessLayout(**place)
+        environ = {"HPCDDP_ATTEMPT_TIME": "100.5"}
+        witness.attend(RunConfig(), layout, run_dir, ToldLater(), environ)
+        deadline = time.monotonic() + 10
+        while run_dir.read_events()[-1]["event"] != "stop_reason":
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        return {event["event"]: event for event in run_dir.read_events()[len(before) :]}
+
+    return attend
+
+
+def test_slurm_is_asked_as_soon_as_a_signal_comes(attend):
+    told = attend(**ON_SLURM)["stop_reason"]
+    assert (told["reason"], told["signal_time"], told["end_time"]) == ("preempted", 123.0, 143.0)
+    assert told["attempt"] == 1
+
+
+def test_without_slurm_only_the_signal_is_noted(attend):
+    events = attend(launcher="local")
+    assert events["stop_reason"]["reason"] == "signalled"
+    assert events["launched"]["began"] == 100.5
+    assert "ended" not in events
+
+
+@pytest.mark.parametrize(
+    ("hosts", "reason"), [(["n0", "n1"], "node failure"), (["n0"], "requeued by Slurm")]
+)
+def test_an_attempt_that_left_no_word_is_explained(attend, hosts, reason):
+    events = attend(("started", {"attempt": 0, "hosts": hosts}), **ON_SLURM)
+    assert (events["ended"]["reason"], events["ended"]["attempt"]) == (reason, 0)
+
+
+def test_an_attempt_that_told_its_end_is_left_alone(attend):
+    requeued = {"attempt": 0, "reason": "preempted"}
+    assert "ended" not in attend(("requeued", requeued), **ON_SLURM)
+
+
+_WAITS = """
+import os, signal
+from hpcddp.stop_flag import StopFlag
+flag = StopFlag.install()
+os.kill(os.getpid(), signal.SIGUSR2)
+assert flag.wait().signum == signal.SIGUSR2
+"""
+
+
+def test_a_waiting_thread_is_told_of_a_real_signal():
+    assert subprocess.run([sys.executable, "-c", _WAITS], timeout=30).returncode == 0

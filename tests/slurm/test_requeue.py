@@ -1,0 +1,285 @@
+"""Whether a run starts again, on a real Slurm: for each way in which an attempt can end.
+
+The program is a user's own that needs no torch. It saves nothing and leaves with 75 when told to.
+"""
+
+import os
+import random
+import signal
+import time
+
+import pytest
+
+# Tells its start in $0, and ends by itself once $0.told exists.
+STOPS = [
+    "bash",
+    "-c",
+    'trap "exit 75" TERM USR1 USR2; echo start >> "$0"; until [ -e "$0.told" ]; do sleep 0.1; done',
+]
+
+
+@pytest.fixture
+def start(hpcddp, cluster, tmp_path):
+    """Submit a run of two processes that stop when told; wait until both have started."""
+
+    def start(*words, command=STOPS, name="demo"):
+        job_id = hpcddp.submit(name, *words, command=[*command, str(tmp_path / name)])
+        wait_for_starts(cluster, tmp_path / name, 2)
+        return job_id
+
+    return start
+
+
+def wait_for_starts(cluster, path, count, timeout=90):
+    def problem():
+        seen = path.read_text().split() if path.exists() else []
+        return "" if len(seen) >= count else f"{len(seen)} processes have started, not {count}"
+
+    cluster.wait_until(problem, timeout)
+
+
+@pytest.fixture
+def finish(hpcddp, cluster, tmp_path):
+    """Wait for the second start of the run, let it end by itself, and return its status."""
+
+    def finish(name="demo", starts=4):
+        wait_for_starts(cluster, tmp_path / name, starts)
+        (tmp_path / f"{name}.told").touch()
+        assert hpcddp("wait", name, "--timeout", "60").returncode == 0
+        return hpcddp.status(name)
+
+    return finish
+
+
+def restarts(cluster, job_id):
+    return int(cluster.show(job_id)["Restarts"])
+
+
+@pytest.mark.parametrize("partition", ["preempt-grace", "preempt-cancel"])
+def test_a_run_that_is_preempted_with_grace_goes_on(hpcddp, cluster, start, finish, partition):
+    job_id = start(f"resources.partition={partition}")
+    cluster.preempt(job_id)
+    event = hpcddp.wait_for_event("demo", "requeued")
+    assert (event["reason"], event["exit_code"]) == ("preempted", 75)
+    finished = finish()
+    assert [a["end"] for a in finished["attempts"]] == ["preempted", "finished"]
+    assert "ATTEMPT" in hpcddp("status", "demo").stdout
+    assert restarts(cluster, job_id) == 1
+
+
+def test_without_grace_slurm_requeues_by_itself_and_only_once(hpcddp, cluster, start, finish):
+    job_id = start("resources.partition=preempt-nograce")
+    cluster.preempt(job_id)
+    event = hpcddp.wait_for_event("demo", "requeued")
+    assert (event["reason"], event["exit_code"]) == ("requeued by Slurm", 75)
+    assert finish()["state"] == "finished"
+    assert restarts(cluster, job_id) == 1
+
+
+def test_a_program_that_knows_no_signal_goes_on_after_a_preemption(hpcddp, cluster, start, finish):
+    deaf = ["bash", "-c", 'echo start >> "$0"; until [ -e "$0.told" ]; do sleep 0.1; done']
+    job_id = start("resources.partition=preempt-grace", command=deaf)
+    cluster.preempt(job_id)
+    assert hpcddp.wait_for_event("demo", "requeued")["reason"] == "preempted"
+    assert finish()["state"] == "finished"
+    assert restarts(cluster, job_id) == 1
+
+
+def test_a_run_that_reaches_its_time_limit_goes_on(hpcddp, cluster, start, finish):
+    job_id = start("resources.time=2", "resources.warn_before_s=60")
+    event = hpcddp.wait_for_event("demo", "requeued", timeout=90)
+    assert event["reason"] == "time limit"
+    assert finish()["state"] == "finished"
+    assert restarts(cluster, job_id) == 1
+
+
+FORBIDDEN = ["resources.sbatch.requeue=false", "resources.sbatch.no_requeue=true"]
+
+
+def test_requeueing_is_allowed_where_it_is_forbidden(hpcddp, cluster, start, finish):
+    job_id = start("resources.partition=preempt-grace", *FORBIDDEN)
+    cluster.preempt(job_id)
+    assert finish()["job_id"] == job_id
+    assert restarts(cluster, job_id) == 1
+
+
+def test_where_it_stays_forbidden_a_new_job_takes_over(
+    hpcddp, cluster, start, finish, monkeypatch, tmp_path
+):
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    scontrol = tools / "scontrol"
+    scontrol.write_text('#!/bin/sh\n[ "$1" != update ] && PATH="${PATH#*:}" exec scontrol "$@"\n')
+    scontrol.chmod(0o755)
+    hpcddp.env["PATH"] = f"{tools}:{hpcddp.env['PATH']}"
+    job_id = start("resources.partition=preempt-grace", *FORBIDDEN)
+    cluster.preempt(job_id)
+    finished = finish()
+    assert (finished["state"], finished["run"]) == ("finished", "demo")
+    assert finished["job_id"] != job_id
+    assert [event.get("again") for event in hpcddp.events("demo", "submitted")] == [None, True]
+
+
+def test_a_run_goes_on_after_a_node_failure(hpcddp, cluster, start, finish):
+    job_id = start()
+    node = cluster.show(job_id)["BatchHost"]
+    kill_slurmd(cluster, node)
+    cluster.wait_until(lambda: "" if restarts(cluster, job_id) else "not requeued", 60)
+    assert hpcddp.status("demo")["state"] == "requeued"
+    finished = finish()
+    start_slurmd(cluster, node)
+    assert restarts(cluster, job_id) == 1
+    ends = [attempt["end"] for attempt in finished["attempts"]]
+    assert ends == ["node failure", "finished"]
+
+
+def test_a_crash_is_tried_again_as_often_as_it_was_allowed(hpcddp, cluster, tmp_path):
+    command = ["bash", "-c", 'echo start >> "$0"; exit 3', str(tmp_path / "crash")]
+    job_id = hpcddp.submit("crash", "requeue.max_failures=1", command=command, nodes=1)
+    failed = hpcddp.wait_for("crash", "failed", "exit code 3", timeout=90)
+    assert failed["exit_code"] == 3
+    assert restarts(cluster, job_id) == 1
+    assert (tmp_path / "crash").read_text().split() == ["start"] * 2
+
+
+def test_a_finished_run_that_is_requeued_does_nothing(hpcddp, cluster, tmp_path):
+    command = ["bash", "-c", 'echo start >> "$0"', str(tmp_path / "short")]
+    job_id = hpcddp.submit("short", command=command, nodes=1)
+    cluster.wait(job_id, "COMPLETED")
+    cluster.run(["scontrol", "requeue", job_id])
+    cluster.wait(job_id, {"PENDING", "RUNNING"})
+    cluster.wait(job_id, "COMPLETED", timeout=90)
+    assert restarts(cluster, job_id) == 1
+    assert (tmp_path / "short").read_text().split() == ["start"]
+    assert hpcddp.status("short")["state"] == "finished"
+
+
+def test_a_signal_before_python_is_up_is_no_failure(hpcddp, cluster, finish, tmp_path):
+    """The first start is killed as SIGTERM kills a Python that has no handler yet."""
+    slow = tmp_path / "site"
+    slow.mkdir()
+    (slow / "sitecustomize.py").write_text(
+        "import os, sys, time\n"
+        "if 'SLURM_PROCID' in os.environ and 'run' in sys.orig_argv[1:5]:\n"
+        "    time.sleep(0 if os.environ.get('SLURM_RESTART_COUNT') else 60)\n"
+    )
+    hpcddp.env["PYTHONPATH"] = f"{slow}:{hpcddp.env.get('PYTHONPATH', '')}"
+    words = ["resources.partition=preempt-grace"]
+    job_id = hpcddp.submit("demo", *words, command=[*STOPS, str(tmp_path / "demo")])
+    cluster.wait(job_id, "RUNNING")
+    time.sleep(2)
+    cluster.preempt(job_id)
+    event = hpcddp.wait_for_event("demo", "requeued")
+    assert (event["reason"], event["exit_code"]) == ("preempted", 143)
+    assert "failure" not in event
+    assert finish(starts=2)["state"] == "finished"
+
+
+def test_where_the_last_act_fails_the_shell_requeues(hpcddp, cluster, start, finish, tmp_path):
+    broken = tmp_path / "site"
+    broken.mkdir()
+    (broken / "sitecustomize.py").write_text(
+        "import os, sys\nif 'hpcddp.launch.requeue' in sys.orig_argv: os._exit(1)\n"
+    )
+    hpcddp.env["PYTHONPATH"] = f"{broken}:{hpcddp.env.get('PYTHONPATH', '')}"
+    job_id = start("resources.partition=preempt-grace")
+    cluster.preempt(job_id)
+    wait_for_starts(cluster, tmp_path / "demo", 4)
+    assert restarts(cluster, job_id) == 1
+
+
+def test_a_job_whose_python_is_gone_fails(hpcddp, cluster, tmp_path):
+    hpcddp.submit("demo", "resources.sbatch.hold=true", command=["true"], nodes=1)
+    job_id = hpcddp.status("demo")["job_id"]
+    script = (hpcddp.runs / "demo/job.sbatch").read_text()
+    gone = "".join(
+        "python=/gone/python\n" if line.startswith("python=") else line
+        for line in script.splitlines(keepends=True)
+    ).replace("#SBATCH --hold\n", "")
+    cluster.cancel(job_id)
+    job_id = cluster.sbatch(gone)
+    cluster.wait(job_id, {"FAILED", "COMPLETED"})
+    assert cluster.show(job_id)["JobState"] == "FAILED"
+    assert restarts(cluster, job_id) == 0
+
+
+def kill_slurmd(cluster, node):
+    pid = int((cluster.state_dir / f"slurmd-{node}.pid").read_text())
+    os.kill(pid, signal.SIGKILL)
+
+
+def start_slurmd(cluster, node):
+    slurmd = cluster.node_exec(node, ["slurmd", "-N", node, "-f", cluster.conf])
+    assert slurmd.returncode == 0, slurmd.stderr
+
+
+# Moments at which a user cancels. The last act takes some tenths of a second on a busy machine.
+MOMENTS = ("submitted", "running", "last_act", "requeued")
+
+
+def cancel_at(moment, draw, hpcddp, cluster, name, job_id, by_hpcddp):
+    def cancel():
+        if by_hpcddp:
+            assert hpcddp("cancel", name).returncode == 0
+        else:
+            cluster.cancel(job_id)
+
+    if moment == "running":
+        time.sleep(draw.uniform(0, 0.5))
+    elif moment == "last_act":
+        cluster.run(["scancel", "--signal=TERM", job_id])  # to the processes only: they leave
+        time.sleep(draw.uniform(0, 1.0))
+    elif moment == "requeued":
+        cluster.run(["scancel", "--signal=TERM", job_id])
+        hpcddp.wait_for_event(name, "requeued")
+        cluster.wait_until(lambda: "" if restarts(cluster, job_id) else "not requeued", 30)
+        time.sleep(draw.uniform(0, 3.0))
+    cancel()
+
+
+def cancel_once(number, moment, hpcddp, cluster, tmp_path, by_hpcddp):
+    """Cancel one run at that moment; it must be over then, and stay so."""
+    draw, name = random.Random(number), f"demo-{number}"
+    job_id = hpcddp.submit(name, command=[*STOPS, str(tmp_path / name)], nodes=1)
+    if moment == "submitted":
+        time.sleep(draw.uniform(0, 0.5))
+    else:
+        wait_for_starts(cluster, tmp_path / name, 1)
+    cancel_at(moment, draw, hpcddp, cluster, name, job_id, by_hpcddp)
+    return name, job_id
+
+
+def assert_all_cancelled(cancelled, hpcddp, cluster):
+    for name, job_id in cancelled:
+        cluster.wait(job_id, "CANCELLED")
+        assert hpcddp.status(name)["state"] == "cancelled", name
+    time.sleep(12)  # longer than this cluster holds a requeued job back
+    for name, job_id in cancelled:
+        assert cluster.show(job_id)["JobState"] == "CANCELLED", name
+
+
+@pytest.mark.parametrize("by_hpcddp", [False, True], ids=["scancel", "hpcddp_cancel"])
+def test_a_cancelled_run_never_comes_back(hpcddp, cluster, tmp_path, by_hpcddp):
+    moments = [*MOMENTS, "last_act", "last_act"]
+    assert_all_cancelled(
+        [
+            cancel_once(number, moment, hpcddp, cluster, tmp_path, by_hpcddp)
+            for number, moment in enumerate(moments)
+        ],
+        hpcddp,
+        cluster,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by_hpcddp", [False, True], ids=["scancel", "hpcddp_cancel"])
+def test_a_cancelled_run_never_comes_back_in_many_trials(hpcddp, cluster, tmp_path, by_hpcddp):
+    moments = [*MOMENTS, "last_act", "last_act"] * 5
+    assert_all_cancelled(
+        [
+            cancel_once(number, moment, hpcddp, cluster, tmp_path, by_hpcddp)
+            for number, moment in enumerate(moments)
+        ],
+        hpcddp,
+        cluster,
+    )

@@ -1,0 +1,92 @@
+"""A process that stands still ends its attempt, and is named."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from hpcddp.config.layout import ProcessLayout
+from hpcddp.run_dir import RunDir
+from hpcddp.train.watchdog import Watchdog, find_suspects
+
+
+@pytest.mark.parametrize(
+    ("beats", "suspects"),
+    [
+        ({0: 7, 2: 7}, [1]),  # stopped, or gone: it wrote nothing
+        ({0: 7, 1: 6, 2: 7}, [1]),
+        ({0: 7, 1: 7, 2: 7}, []),  # a collective that never returns
+    ],
+)
+def test_who_is_silent_or_behind_is_suspected(beats, suspects):
+    assert find_suspects(beats, world_size=3) == suspects
+
+
+def test_a_process_that_goes_on_or_has_ended_is_left_alone(tmp_path):
+    watchdog = Watchdog(ProcessLayout(), RunDir(tmp_path), 0.4)
+    watchdog.start()
+    for _ in range(20):
+        time.sleep(0.05)
+        watchdog.beat()
+    watchdog.stop()
+    time.sleep(0.6)
+    assert not (tmp_path / "events.jsonl").exists()
+
+
+@pytest.fixture
+def hpcddp(tmp_path):
+    env = {**os.environ, "HPCDDP_RUNS_DIR": str(tmp_path / "runs"), "OMP_NUM_THREADS": "1"}
+
+    def hpcddp(*words):
+        command = [sys.executable, "-m", "hpcddp", *words]
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=150)
+
+    return hpcddp
+
+
+def test_a_stopped_rank_ends_the_attempt_and_is_named(hpcddp, tmp_path):
+    words = ["train.model=resnet18", "data.name=synthetic", "data.image_size=32"]
+    words += ["train.global_batch=8", "train.max_steps=100000", "train.eval_every_epochs=null"]
+    words += ["train.hang_timeout_s=4", "log.every_steps=1", "data.synthetic_samples=64"]
+    place = ["--cluster", "local", "--nodes", "2", "--name", "r"]
+    done = hpcddp("submit", *place, *words)
+    assert done.returncode == 0, done.stderr
+    run_dir = RunDir(tmp_path / "runs" / "r")
+    wait_for(lambda: run_dir.metrics.exists())
+    os.kill(process_of_rank(1, run_dir), signal.SIGSTOP)
+    wait_for(lambda: any(e["event"] == "hang" for e in run_dir.read_events()))
+    hpcddp("wait", "r", "--timeout", "60")
+    hang = next(event for event in run_dir.read_events() if event["event"] == "hang")
+    assert (hang["suspected_ranks"], hang["global_rank"]) == ([1], 0)
+    status = json.loads(hpcddp("status", "r", "--json").stdout)
+    assert (status["state"], status["exit_code"]) == ("failed", 1)
+    assert "suspected rank: 1" in status["reason"]
+    log = run_dir.rank_log(0, 0).read_text()
+    assert "train_step" in log  # where the main thread waited
+    collectives = (run_dir.attempt_logs(0) / "collectives-rank-0000.json").read_text()
+    assert json.loads(collectives)["entries"]
+
+
+def wait_for(true, timeout_s=90):
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def process_of_rank(global_rank, run_dir):
+    import psutil
+
+    for process in psutil.process_iter():
+        try:
+            environ = process.environ()
+            is_ours = str(run_dir.path) in process.cmdline() and "run" in process.cmdline()
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            continue
+        if is_ours and environ.get("HPCDDP_GLOBAL_RANK") == str(global_rank):
+            return process.pid
+    raise AssertionError(f"no process of rank {global_rank}")
