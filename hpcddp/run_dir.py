@@ -18,7 +18,8 @@ RUNS_DIR_VARIABLE = "HPCDDP_RUNS_DIR"
 
 def runs_root(environ: Mapping[str, str]) -> Path:
     """The folder that holds all runs: $HPCDDP_RUNS_DIR, else ./runs; absolute."""
-    return Path(environ.get(RUNS_DIR_VARIABLE) or "runs").expanduser().absolute()
+    # Not Path.expanduser, which raises for a user that does not exist.
+    return Path(os.path.expanduser(environ.get(RUNS_DIR_VARIABLE) or "runs")).absolute()
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -1,6 +1,7 @@
 """The command line: one module per verb, loaded only when that verb is used."""
 
 import importlib
+import os
 import sys
 
 import click
@@ -62,7 +63,19 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()
         code = EXIT_FAILED
+    except OSError as error:
+        click.echo(f"Error: {_system_words(error)}", err=True)
+        code = EXIT_FAILED
     sys.exit(code)
+
+
+def _system_words(error: OSError) -> str:
+    """What the operating system refused, and for which file: a full disk, a missing right."""
+    try:
+        os.getcwd()
+    except OSError:
+        return "the folder you are in does not exist any more. Change to another one."
+    return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
 
 
 def _complain(message: str) -> int:

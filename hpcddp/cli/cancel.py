@@ -55,6 +55,7 @@ def _cancel_job(run_dir: RunDir, status: RunStatus) -> None:
     if problem is None:
         click.echo(f"Run {run_dir.name}: job {status.job_id} cancelled.")
         return
+    run_dir.append_event("cancel_failed", reason=problem)
     click.echo(
         f"Error: job {status.job_id} was not cancelled: {problem}. The run will not start again "
         f"by itself, but the job may go on; try again: "

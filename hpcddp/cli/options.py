@@ -38,8 +38,8 @@ class RequestCommand(click.Command):
         if "--" in args:
             cut = args.index("--")
             own, command = args[:cut], args[cut + 1 :]
-            if not command:
-                raise click.UsageError("Nothing follows `--`; put your command there.")
+            if not command or not command[0].strip():
+                raise click.UsageError("No program follows `--`; put your command there.")
         context.obj = tuple(command)
         return super().parse_args(context, own)
 

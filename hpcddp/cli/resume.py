@@ -6,7 +6,7 @@ import click
 
 from hpcddp.cli.submit import announce
 from hpcddp.launch.observer import Observer
-from hpcddp.launch.resume import lead_warning, resume_run
+from hpcddp.launch.resume import alone, lead_warning, resume_run
 from hpcddp.launch.status import find_run
 from hpcddp.run_dir import runs_root
 
@@ -20,8 +20,9 @@ def command(run: str, overrides: tuple[str, ...]) -> None:
     Its settings stay, but for key=value words: `resume RUN resources.time=08:00:00`.
     """
     run_dir = find_run(runs_root(os.environ), run)
-    [status] = Observer([run_dir]).look()
-    submission, job_id = resume_run(run_dir, status, overrides, os.environ)
+    with alone(run_dir):
+        [status] = Observer([run_dir]).look()
+        submission, job_id = resume_run(run_dir, status, overrides, os.environ)
     warning = lead_warning(run_dir, submission.request.config.resources.warn_before_s)
     if warning:
         click.echo(warning, err=True)

@@ -232,7 +232,7 @@ def check_text(text: str, what: str) -> None:
     Everything else is quoted and works: blanks, quotes, `$`, `;`, brackets, non-ASCII. Raises
     HpcddpError `unsafe_path`.
     """
-    bad = next((char for char in text if char in "%\\" or ord(char) < 32 or ord(char) == 127), None)
+    bad = next((char for char in text if char in "%\\" or _is_control(char)), None)
     if bad is None:
         return
     reason = "Slurm replaces it" if bad == "%" else "it does not survive the batch script"
@@ -241,3 +241,20 @@ def check_text(text: str, what: str) -> None:
         "a name without %, backslashes, line breaks and other control characters.",
         "unsafe_path",
     )
+
+
+def check_value(text: str, option: str) -> None:
+    """Refuse a value that is empty or that sbatch would read as another. Raises HpcddpError."""
+    if not text:
+        raise HpcddpError(f"{option} is empty. Leave it out, or give it a value.")
+    bad = next((char for char in text if char == "\\" or _is_control(char)), None)
+    if bad is not None:
+        raise HpcddpError(
+            f"{option}={text!r} contains {bad!r}, which does not survive sbatch (22.05 drops a "
+            "backslash even between quotes). Choose a value without it."
+        )
+
+
+def _is_control(char: str) -> bool:
+    """Also true for half a character: bytes of the command line that are not UTF-8."""
+    return ord(char) < 32 or ord(char) == 127 or 0xD800 <= ord(char) <= 0xDFFF

@@ -56,6 +56,8 @@ def find_job(text: str) -> Path:
     for path in candidates:
         if path.is_file():
             return path.absolute()
+    if text and typed.is_dir():
+        raise ConfigError(f"`{text}` is a folder, and a job file was needed.")
     names = [path.stem for path in shipped.glob("*.yaml")]
     raise ConfigError(f"No job file `{text}`. {did_you_mean(typed.stem, names)}")
 

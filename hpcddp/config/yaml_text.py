@@ -13,7 +13,14 @@ from hpcddp.errors import ConfigError
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader without base-60 numbers, and with `1e-3` as a number."""
+    """SafeLoader without base-60 numbers, with `1e-3` as a number; refuses a key given twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if twice := [name for name in names if names.count(name) > 1]:
+            reason = f"key `{twice[0]}` is given twice"
+            raise yaml.constructor.ConstructorError(None, None, reason, node.start_mark)
+        return super().construct_mapping(node, deep)
 
 
 _Loader.yaml_implicit_resolvers = {

@@ -1,5 +1,6 @@
 """The batch script of a run: pure text from a resolved request. Needs no Slurm and no torch."""
 
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ import jinja2
 
 import hpcddp
 from hpcddp.cluster.option_values import parse_time_limit
-from hpcddp.cluster.options import check_options, check_text, long_name
+from hpcddp.cluster.options import check_options, check_text, check_value, long_name
 from hpcddp.cluster.profile import ClusterProfile
 from hpcddp.config.files import shipped_dir
 from hpcddp.config.schema import Resources, RunConfig
@@ -101,7 +102,7 @@ def sbatch_options(
         "output": str(place.run_dir.batch_log),
     }
     extra = {long_name(key): value for key, value in resources.sbatch.items()}
-    _refuse_owned("resources.sbatch", extra, {**_OWNED, **_named_settings(wanted)})
+    _check_extra("resources.sbatch", extra, {**_OWNED, **_named_settings(wanted)})
     options = wanted | extra | ({"requeue": None} if extra.get("no-requeue") else {})
     return {key: value for key, value in options.items() if value not in (None, False)}
 
@@ -134,10 +135,15 @@ def _named_settings(wanted: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _refuse_owned(section: str, extra: Mapping[str, Any], owned: Mapping[str, str]) -> None:
-    for key in extra:
+def _check_extra(section: str, extra: Mapping[str, Any], owned: Mapping[str, str]) -> None:
+    """Refuse what hpcddp sets itself and what cannot be an option."""
+    for key, value in extra.items():
         if key in owned:
             raise ConfigError(f"{section}.{key} is set by hpcddp: {owned[key]}.", "conflict")
+        if not re.fullmatch("[A-Za-z][A-Za-z0-9-]*", key):
+            raise ConfigError(f"{section}: `{key}` is no name of an option, such as `mail-type`.")
+        if isinstance(value, Mapping | list):
+            raise ConfigError(f"{section}.{key} needs one value, found {value}. Quote it as text.")
 
 
 def _launch_line(resources: Resources, profile: ClusterProfile, processes: int) -> str:
@@ -149,7 +155,7 @@ def _launch_line(resources: Resources, profile: ClusterProfile, processes: int) 
         )
     extra = {long_name(key): value for key, value in resources.srun.items()}
     owned = dict.fromkeys(_OWNED_SRUN, "it follows from the resources")
-    _refuse_owned("resources.srun", extra, owned)
+    _check_extra("resources.srun", extra, owned)
     options = {
         "kill-on-bad-exit": 1,
         "export": "ALL",
@@ -162,7 +168,10 @@ def _launch_line(resources: Resources, profile: ClusterProfile, processes: int) 
 
 
 def _option(key: str, value: Any) -> str:  # noqa: ANN401
-    return f"--{key}" if value is True else f"--{key}={shlex.quote(str(value))}"
+    if value is True:
+        return f"--{key}"
+    check_value(str(value), key)
+    return f"--{key}={shlex.quote(str(value))}"
 
 
 def _environment() -> jinja2.Environment:

@@ -51,14 +51,15 @@ def resolve_request(request: Request, environ: Mapping[str, str]) -> ResolvedReq
 
     Raises ConfigError with the layer at fault.
     """
-    job = file_layer(find_job(request.job or DEFAULT_JOB))
+    job = file_layer(find_job(DEFAULT_JOB if request.job is None else request.job))
     options = Layer("command line", {"resources": dict(request.resources)})
     overrides = command_line_layer(request.overrides)
     named = {"experiment": "digits", "cluster": "auto", **job.values}
     if environ.get(CLUSTER_VARIABLE):
         named["cluster"] = environ[CLUSTER_VARIABLE]
     named |= overrides.values
-    profile = load_profile(str(request.cluster or named["cluster"]), environ)
+    cluster = named["cluster"] if request.cluster is None else request.cluster
+    profile = load_profile(str(cluster), environ)
     train = file_layer(find_config("train", str(named["experiment"]), environ))
     command = {"command": list(request.command)} if request.command else {}
     chosen = Layer("chosen", {"cluster": profile.name, **command})

@@ -1,7 +1,9 @@
 """Send an ended run once more, in its own folder. What it continues from is decided on the node."""
 
+import fcntl
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 
 from hpcddp.cluster.profile import load_profile
 from hpcddp.config.load import Layer, command_line_layer, resolve
@@ -14,6 +16,9 @@ from hpcddp.launch.submission import Submission, prepare_in, send_job
 from hpcddp.launch.words import command_line
 from hpcddp.run_dir import RunDir, write_atomically
 
+# Slurm starts the job once no other of its name and user is left. A job that nobody could be asked
+# about may be alive, and two must never train one run.
+_AFTER_OTHERS = ("--dependency=singleton",)
 _SAVES_IN_LEAD = 1.5  # a save may be slower next time, and the step before it takes time too
 
 
@@ -37,7 +42,16 @@ def resume_run(
     if overrides:
         write_atomically(run_dir.config, config_text(submission.request.resolved))
     write_atomically(run_dir.script, submission.script)
-    return submission, send_job(submission)
+    return submission, send_job(submission, *_AFTER_OTHERS)
+
+
+@contextmanager
+def alone(run_dir: RunDir) -> Iterator[None]:
+    """Wait until no other `resume` of this run is between its look at the run and its sending."""
+    with (run_dir.path / "resume.lock").open("a") as file:
+        with suppress(OSError):  # a file system without locks: Slurm still starts one at a time
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def lead_warning(run_dir: RunDir, warn_before_s: int) -> str | None:

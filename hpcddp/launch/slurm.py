@@ -8,6 +8,7 @@ SIGTERM. So what runs on the nodes is `hpcddp run`, not a pickle.
 
 import os
 import re
+import shlex
 from pathlib import Path
 
 from submitit.core.core import PicklingExecutor
@@ -61,4 +62,12 @@ def submit_to_slurm(run_dir: RunDir, *options: str) -> str:
     Raises SubmissionFailed.
     """
     script = run_dir.script.read_text(encoding="utf-8")
-    return ScriptExecutor(run_dir.path / "submitit", script, *options).send()
+    try:
+        return ScriptExecutor(run_dir.path / "submitit", script, *options).send()
+    except SubmissionFailed as error:
+        if "timed out" not in str(error):
+            raise
+        raise SubmissionFailed(
+            f"{error}. Slurm may have taken the job all the same: before you send it again, look "
+            f"with `squeue --name={shlex.quote(run_dir.name)}`"
+        ) from None

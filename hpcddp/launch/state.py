@@ -68,6 +68,12 @@ class Evidence:
     def last(self, kind: str) -> Record | None:
         return next((e for e in reversed(self.events) if e["event"] == kind), None)
 
+    @property
+    def is_cancelled(self) -> bool:
+        """Its user cancelled it, and Slurm was told: that is tried only once it is recorded."""
+        tries = [e["event"] for e in self.events if e["event"] in ("cancelled", "cancel_failed")]
+        return tries[-1:] == ["cancelled"]
+
 
 def is_settled(events: Sequence[Record], now: float) -> bool:
     """True when the run's own events tell its end, so that no scheduler need be asked."""
@@ -76,7 +82,7 @@ def is_settled(events: Sequence[Record], now: float) -> bool:
             return True
         if event["event"] == "cancelled":
             return now - event.get("time", now) > _CANCEL_SETTLES_S
-        if event["event"] in (*_TURNS, "submitted"):
+        if event["event"] in (*_TURNS, "submitted", "cancel_failed"):
             return event["event"] == "failed" and not is_rank_failure(event)
     return False
 
@@ -146,7 +152,7 @@ def _state_of_ended_job(seen: Evidence, job: JobInfo) -> tuple[str, str]:
 
 
 def _state_without_scheduler(seen: Evidence) -> tuple[str, str]:
-    if seen.has("cancelled"):
+    if seen.is_cancelled:
         return "cancelled", _cancelled_by(seen)
     if seen.phase == "failed":
         return "failed", _failure(seen, None)

@@ -1,5 +1,7 @@
 """Create a run directory and send its job. The order matters: a crash leaves no unknown job."""
 
+import os
+import shutil
 import sys
 import time
 from collections.abc import Mapping
@@ -14,6 +16,8 @@ from hpcddp.launch.render import Place, option_warnings, render_script
 from hpcddp.launch.request import ResolvedRequest, check_sizes, processes_per_node
 from hpcddp.launch.words import command_line
 from hpcddp.run_dir import RunDir, runs_root, write_atomically
+
+_LONGEST_NAME = 255  # bytes; what Linux file systems allow
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +59,13 @@ def send(submission: Submission) -> str:
     return send_job(submission)
 
 
-def send_job(submission: Submission) -> str:
-    """Hand over a job whose run directory is written, and record it. Raises SubmissionFailed."""
+def send_job(submission: Submission, *options: str) -> str:
+    """Hand over a job whose run directory is written, and record it. Raises SubmissionFailed.
+
+    `options` are further ones of sbatch, for this time only; what the script asks for wins.
+    """
     run_dir, config = submission.run_dir, submission.request.config
-    job_id = _send_to(submission)
+    job_id = _send_to(submission, options)
     run_dir.append_event(
         "submitted",
         run=run_dir.name,
@@ -86,10 +93,14 @@ def write_run_dir(submission: Submission) -> None:
             f"Cannot create {run_dir.path}: {error.strerror}. Set HPCDDP_RUNS_DIR to a folder on "
             "the shared file system that you can write to."
         ) from None
-    run_dir.batch_log.parent.mkdir()
-    write_atomically(run_dir.config, config_text(submission.request.resolved))
-    write_atomically(run_dir.script, submission.script)
-    record_code(run_dir, Path.cwd())
+    try:
+        run_dir.batch_log.parent.mkdir()
+        write_atomically(run_dir.config, config_text(submission.request.resolved))
+        write_atomically(run_dir.script, submission.script)
+        record_code(run_dir, Path.cwd())
+    except OSError as error:
+        shutil.rmtree(run_dir.path, ignore_errors=True)  # half a run would only occupy the name
+        raise ConfigError(f"Cannot write to {run_dir.path}: {error.strerror}.") from None
 
 
 def check_run_name(name: str) -> str:
@@ -100,10 +111,16 @@ def check_run_name(name: str) -> str:
             f"Run name {name!r} is not usable: it becomes a folder name, so it must not be blank, "
             "hold a `/`, or start with `.` or `-`. Use another --name."
         )
+    size = len(os.fsencode(name))
+    if size > _LONGEST_NAME:
+        raise ConfigError(
+            f"Run name `{name[:20]}...` has {size} bytes, and a folder name may have "
+            f"{_LONGEST_NAME}. Use a shorter --name."
+        )
     return name
 
 
-def _send_to(submission: Submission) -> str:
+def _send_to(submission: Submission, options: tuple[str, ...]) -> str:
     if submission.request.profile.launcher == "local":
         from hpcddp.launch.local import submit_to_local
 
@@ -111,7 +128,10 @@ def _send_to(submission: Submission) -> str:
     from hpcddp.launch.slurm import submit_to_slurm  # submitit takes 0.2 s to import
 
     try:
-        return submit_to_slurm(submission.run_dir)
+        own = [
+            word for word in options if f"\n#SBATCH {word.split('=')[0]}=" not in submission.script
+        ]
+        return submit_to_slurm(submission.run_dir, *own)
     except SubmissionFailed as error:
         submission.run_dir.append_event("failed", reason=f"not submitted: {error}", exit_code=1)
         raise

@@ -177,6 +177,7 @@ _EVENT_LINES: dict[str, Callable[[Record], str]] = {
     "failed": _failed,
     "finished": lambda event: f"finished after attempt {event.get('attempt')}",
     "cancelled": lambda event: f"cancelled by {event.get('by', 'its user')}",
+    "cancel_failed": lambda event: f"not cancelled: {event.get('reason', '')}",
 }
 
 

@@ -23,16 +23,19 @@ def check_model(name: str) -> None:
 def build_model(name: str, num_classes: int, options: Mapping[str, Any], seed: int) -> nn.Module:
     """The untrained model; its weights depend on `seed` only. Moves torch's global generator.
 
-    `options` go to torchvision's builder. Raises ConfigError when it does not take them.
+    `options` go to torchvision's builder; one that is None is left out, so that the command line
+    can take back what a file says. Raises ConfigError when the builder does not take them.
     """
     check_model(name)
+    given = {option: value for option, value in options.items() if value is not None}
     torch.manual_seed(seed)
     try:
-        return torchvision.models.get_model(name, num_classes=num_classes, **options)
+        return torchvision.models.get_model(name, num_classes=num_classes, **given)
     except (TypeError, ValueError) as error:
+        without = " ".join(f"train.model_options.{option}=null" for option in given)
         raise ConfigError(
-            f"train.model_options={dict(options)}: torchvision's {name} does not take this "
-            f"({error}). Its documentation lists what it takes."
+            f"train.model_options={given}: torchvision's {name} does not take this ({error}). Its "
+            f"documentation lists what it takes; to leave it out: {without}"
         ) from error
 
 

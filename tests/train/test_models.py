@@ -36,6 +36,7 @@ def test_detection_models_are_no_classification_models():
         check_model("fasterrcnn_resnet50_fpn")
 
 
-def test_options_that_a_model_does_not_take_are_refused():
-    with pytest.raises(ConfigError, match=r"model_options=\{'drop': 1\}.*resnet18"):
+def test_options_that_a_model_does_not_take_are_refused_with_the_way_out():
+    with pytest.raises(ConfigError, match=r"\{'drop': 1\}.*resnet18.*model_options\.drop=null"):
         build_model("resnet18", 10, {"drop": 1}, seed=0)
+    build_model("resnet18", 10, {"drop": None}, seed=0)

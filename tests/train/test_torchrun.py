@@ -10,6 +10,7 @@ from train_ranks import kinds_of
 ROOT = Path(__file__).parents[2]
 SETTINGS = (
     "train.model=shufflenet_v2_x0_5",
+    "train.model_options.zero_init_residual=null",  # of the default experiment; for ResNets only
     "train.global_batch=8",
     "train.max_steps=2",
     "train.max_epochs=null",
@@ -33,4 +34,6 @@ def test_two_workers_of_torchrun_train_one_run(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "2 processes: max_steps 2" in done.stdout
-    assert kinds_of(tmp_path / "two")[-3:] == ["started", "checkpoint", "finished"]
+    kinds = kinds_of(tmp_path / "two")
+    assert kinds.count("started") == 1
+    assert kinds[-1] == "finished"

@@ -107,7 +107,7 @@ def start(function, calls):
     started = Started([], [])
     for call in calls:
         ours, theirs = CONTEXT.Pipe()
-        process = CONTEXT.Process(target=_child, args=(theirs, function, call), daemon=True)
+        process = CONTEXT.Process(target=_child, args=(theirs, function, call))
         process.start()
         theirs.close()
         started.processes.append(process)
