@@ -86,6 +86,16 @@ def test_a_refusal_is_told_and_exits_with_1(run_dir, tools):
     assert "python -m hpcddp cancel demo" in result.stderr
 
 
+def test_what_was_not_cancelled_is_cancelled_again_although_slurm_is_silent(run_dir, tools):
+    run_dir.append_event("submitted", launcher="slurm", job_id="38")
+    down = "echo 'error: Unable to contact slurm controller' >&2; exit 1"
+    tools(squeue=down, scancel=down)
+    assert [cancel().exit_code, cancel().exit_code] == [1, 1]
+    tools(squeue=down, scancel="exit 0")
+    assert "job 38 cancelled" in cancel().output
+    assert "is cancelled already" in cancel().output
+
+
 def test_without_scancel_nothing_is_recorded(run_dir, monkeypatch, tmp_path):
     run_dir.append_event("submitted", launcher="slurm", job_id="38")
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))

@@ -3,6 +3,8 @@
 import dataclasses
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hpcddp.config.load import (
     ENVIRONMENT_KEYS,
@@ -14,6 +16,7 @@ from hpcddp.config.load import (
 )
 from hpcddp.config.schema import RunConfig, value_at
 from hpcddp.config.write import config_text, read_config
+from hpcddp.config.yaml_text import parse_yaml
 from hpcddp.errors import ConfigError
 from hpcddp.run_dir import RunDir
 
@@ -137,3 +140,26 @@ def test_config_text_reads_back_equal_and_names_every_source(tmp_path):
     for key in all_keys():
         last = key.split(".")[-1]
         assert any(f"{last}: " in line and "  # " in line for line in text.splitlines()), key
+
+
+# Words that some reader of YAML or of OmegaConf takes for a number, a reference or nothing.
+MISREAD = [
+    "1e3", "1e-3", ".5e3", "1_000", "0x1F", "12:30", "no", "~", "null", "", "# x", "a: b", "-",
+    "${RANK}", r"\${RANK}", r"\\${x:y}", "$x", "\x85", "\u2028", " x ", "?",
+]  # fmt: skip
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.one_of(st.sampled_from(MISREAD), st.text()), min_size=1))
+def test_the_words_of_a_program_come_back_from_config_yaml_as_they_were_typed(words):
+    if "???" in words:
+        return  # refused: OmegaConf has no other word for "not set"
+    text = config_text(resolve([BASE, Layer("chosen", {"command": words})]))
+    [line] = [line for line in text.split("\n") if line.startswith("command: ")]
+    assert resolve([BASE, Layer("read", parse_yaml(line, "line"))]).config.command == tuple(words)
+
+
+def test_dollar_braces_are_text_everywhere():
+    resolved = resolve_words("data.root=/d/${x}", "resources.sbatch.comment='${oc.env:HOME}'")
+    assert resolved.config.data.root == "/d/${x}"
+    assert resolved.config.resources.sbatch == {"comment": "${oc.env:HOME}"}

@@ -159,3 +159,21 @@ def test_a_missing_sbatch_is_a_failed_submission(workplace, monkeypatch):
     monkeypatch.setenv("PATH", str(workplace))
     with pytest.raises(SubmissionFailed):
         hpcddp("submit", "--cluster", "generic", "--name", "r")
+
+
+def test_a_timeout_of_sbatch_does_not_pass_for_a_refusal(fake_sbatch):
+    sbatch = fake_sbatch / "bin" / "sbatch"
+    said = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
+    sbatch.write_text(f"#!/bin/bash\necho '{said}' >&2; exit 1\n")
+    with pytest.raises(SubmissionFailed, match=r"taken the job all the same.*squeue --name=r"):
+        hpcddp("submit", "--cluster", "generic", "--name", "r")
+
+
+def test_a_folder_that_cannot_be_filled_does_not_occupy_the_name(fake_sbatch, monkeypatch):
+    def is_full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("hpcddp.launch.submission.record_code", is_full)
+    with pytest.raises(HpcddpError, match="No space left"):
+        hpcddp("submit", "--cluster", "generic", "--name", "r")
+    assert not (fake_sbatch / "runs" / "r").exists()

@@ -1,5 +1,8 @@
 """An ended run is sent again in its own folder; a living or a finished one is not."""
 
+import subprocess
+import sys
+
 import pytest
 from click.testing import CliRunner
 
@@ -57,3 +60,28 @@ def test_a_living_run_is_never_sent_twice(run_dir, fake_sbatch):
     squeue.chmod(0o755)
     with pytest.raises(HpcddpError, match="is running"):
         hpcddp("resume", "r")
+
+
+def test_a_job_that_may_still_live_is_waited_for(run_dir, fake_sbatch):
+    run_dir.append_event("failed")
+    hpcddp("resume", "r")
+    assert "--dependency=singleton" in (fake_sbatch / "sbatch.args").read_text().split()
+    run_dir.append_event("failed")
+    hpcddp("resume", "r", "resources.sbatch.dependency=afterok:1")
+    assert "--dependency=singleton" not in (fake_sbatch / "sbatch.args").read_text()
+
+
+def test_two_at_once_send_one_job(run_dir, fake_sbatch):
+    run_dir.append_event("failed")
+    row = "4711|RUNNING|gpu|0|0|1|1|9999999999|n1|None"
+    bin_dir = fake_sbatch / "bin"
+    for name, body in {"squeue": f"echo '{row}'", "sbatch": "sleep 1; echo 4711"}.items():
+        (bin_dir / name).write_text(f"#!/bin/bash\n{body}\n")
+        (bin_dir / name).chmod(0o755)
+    run_dir.append_event("submitted", launcher="slurm", job_id="12")
+    run_dir.append_event("failed", exit_code=1)
+    words = [sys.executable, "-m", "hpcddp", "resume", "r"]
+    both = [subprocess.Popen(words, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    errors = [process.communicate()[1] for process in both]
+    assert sorted(process.returncode for process in both) == [0, 2]
+    assert "is running (job 4711)" in "".join(errors)
