@@ -2,11 +2,13 @@
 
 import json
 import sys
+import time
 from pathlib import Path
 
 from hpcddp.run_dir import RunDir
 
 ROOT = Path(__file__).parents[2]
+_PAUSE_S = 0.5  # each look starts a Python, which the job under test would have to wait for
 
 
 class Hpcddp:
@@ -45,6 +47,7 @@ class Hpcddp:
         seen = {}
 
         def problem():
+            time.sleep(_PAUSE_S)
             seen.update(self.status(name))
             arrived = seen["state"] == state and part in seen["reason"]
             return "" if arrived else f"{seen['state']}: {seen['reason']}"

@@ -32,7 +32,7 @@ def wait_for_step(hpcddp, name, step):
         seen = max(losses(hpcddp.run_dir(name)), default=0)
         return "" if seen >= step else f"{name} is at step {seen}"
 
-    hpcddp.cluster.wait_until(problem, 120)
+    hpcddp.cluster.wait_until(problem, 400)
 
 
 def pid_of_rank(job_id, global_rank):
@@ -56,7 +56,7 @@ def test_two_nodes_train_to_the_end_and_everything_is_told(hpcddp, cluster):
     words = [*TINY, "train.max_steps=4"]
     done = hpcddp(
         "submit", "--nodes", "2", "--cluster", "testcluster", "--name", "r", "--follow", *words,
-        timeout=300,
+        timeout=900,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr + done.stdout
     assert "test accuracy" in done.stdout
@@ -69,7 +69,7 @@ def test_two_nodes_train_to_the_end_and_everything_is_told(hpcddp, cluster):
     kept = cluster.run(["scontrol", "write", "batch_script", status["job_id"], "-"])
     assert kept.stdout.rstrip("\n") == run_dir.script.read_text().rstrip("\n")
     same = ["submit", "--nodes", "2", "--cluster", "local", "--name", "here", "--follow", *words]
-    assert hpcddp(*same, timeout=300).returncode == 0
+    assert hpcddp(*same, timeout=900).returncode == 0
     assert losses(hpcddp.run_dir("here")) == losses(run_dir)
     compared = hpcddp("checkpoint", "diff", "r", "here")
     assert (compared.returncode, "identical" in compared.stdout) == (0, True)
@@ -80,16 +80,16 @@ def test_a_signalled_job_saves_comes_back_and_ends_with_the_same_bits(hpcddp, cl
     job_id = hpcddp.submit("r", *words)
     wait_for_step(hpcddp, "r", 2)
     os.kill(pid_of_rank(job_id, 1), signal.SIGUSR2)  # one rank is told, all stop
-    hpcddp.wait_for("r", "requeued", timeout=60)
+    hpcddp.wait_for("r", "requeued", timeout=200)
     run_dir = hpcddp.run_dir("r")
     stopped = next(event for event in run_dir.read_events() if event["event"] == "stopped")
     assert 2 <= stopped["step"] < 24
-    status = hpcddp.wait_for("r", "finished", timeout=180)
+    status = hpcddp.wait_for("r", "finished", timeout=600)
     assert (status["attempt"], status["job_id"], status["step"]) == (1, job_id, 24)
     resumed = next(event for event in run_dir.read_events() if event["event"] == "resumed")
     assert resumed["step"] == stopped["step"]
     hpcddp.submit("uninterrupted", *words)
-    hpcddp.wait_for("uninterrupted", "finished", timeout=180)
+    hpcddp.wait_for("uninterrupted", "finished", timeout=600)
     assert losses(hpcddp.run_dir("uninterrupted")) == losses(run_dir)
     compared = hpcddp("checkpoint", "diff", "r", "uninterrupted")
     assert compared.returncode == 0, compared.stdout
@@ -99,7 +99,7 @@ def test_a_preempted_job_loses_no_step(hpcddp, cluster):
     job_id = hpcddp.submit("r", "--partition", "preempt-grace", *TINY, "train.max_steps=30")
     wait_for_step(hpcddp, "r", 2)
     cluster.preempt(job_id)
-    status = hpcddp.wait_for("r", "finished", timeout=240)
+    status = hpcddp.wait_for("r", "finished", timeout=600)
     assert (status["attempt"], status["step"]) == (1, 30)
     steps = [r["step"] for r in read_json_lines(hpcddp.run_dir("r").metrics) if "loss" in r]
     assert steps == list(range(1, 31))  # none twice, none missing
@@ -128,12 +128,12 @@ def test_a_rank_that_raises_ends_the_job_and_status_names_its_error(
 ):
     data = ("data.name=imagenet", f"data.root={images_with_a_broken_one}")
     job_id = hpcddp.submit("r", *LONG, *data)
-    status = hpcddp.wait_for("r", "failed", timeout=180)
+    status = hpcddp.wait_for("r", "failed", timeout=600)
     assert cluster.wait(job_id, {"FAILED"}) == "FAILED"
     assert "UnidentifiedImageError" in status["reason"] or "07.JPEG" in status["reason"]
     failures = [e for e in hpcddp.run_dir("r").read_events() if e["event"] == "failed"]
     first, last = failures[0]["time"], failures[-1]["time"]
-    assert last - first < 30  # nobody waits for the one that is gone
+    assert last - first < 60  # nobody waits for the one that is gone
     rank = failures[0]["global_rank"]
     assert "07.JPEG" in hpcddp("logs", "r", "--rank", str(rank)).stdout
     assert hpcddp("wait", "r").returncode not in (0, 75)
@@ -144,8 +144,8 @@ def test_a_rank_killed_outright_ends_the_job(hpcddp, cluster):
     wait_for_step(hpcddp, "r", 2)
     os.kill(pid_of_rank(job_id, 1), signal.SIGKILL)
     killed = time.time()
-    assert cluster.wait(job_id, {"FAILED"}, timeout=40) == "FAILED"
-    assert time.time() - killed < 40
+    assert cluster.wait(job_id, {"FAILED"}, timeout=90) == "FAILED"
+    assert time.time() - killed < 90
     status = hpcddp.status("r")
     assert status["state"] == "failed"
     assert "rank 1" in status["reason"] or "SIGKILL" in status["reason"]
@@ -156,7 +156,7 @@ def test_a_cancelled_run_never_comes_back(hpcddp, cluster):
     job_id = hpcddp.submit("r", *LONG)
     wait_for_step(hpcddp, "r", 1)
     assert hpcddp("cancel", "r").returncode == 0
-    assert cluster.wait(job_id, {"CANCELLED"}, timeout=60) == "CANCELLED"
+    assert cluster.wait(job_id, {"CANCELLED"}, timeout=200) == "CANCELLED"
     assert hpcddp.status("r")["state"] == "cancelled"
     time.sleep(10)  # a requeued job of this cluster is back after about 8 s
     assert cluster.show(job_id)["JobState"] == "CANCELLED"
@@ -169,5 +169,5 @@ def test_two_jobs_on_one_node_do_not_meet(hpcddp, cluster):
     for name in ("one", "two"):
         hpcddp.submit(name, *words)
     for name in ("one", "two"):
-        hpcddp.wait_for(name, "finished", timeout=240)
+        hpcddp.wait_for(name, "finished", timeout=600)
     assert losses(hpcddp.run_dir("one")) == losses(hpcddp.run_dir("two"))
