@@ -84,7 +84,8 @@ class RunHistory:
             self._is_behind = False
             event_lines = _newest_only(event_lines, lambda line: line.startswith(_CHECKPOINT))
             metrics_lines = self._newest_metrics(metrics_lines)
-        events = [record for record in json_objects(event_lines) if "event" in record]
+        records = json_objects(event_lines)
+        events = [record for record in records if isinstance(record.get("event"), str)]
         metrics = list(json_objects(metrics_lines))
         self.events += events
         for record in metrics:

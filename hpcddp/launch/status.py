@@ -1,6 +1,7 @@
 """What each run is doing, as one frozen value. Asks no scheduler: it is told what that says."""
 
 import difflib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,11 +138,20 @@ def _end_time(events: Sequence[Record], job: JobInfo | None) -> float | None:
 
 
 def list_runs(root: Path) -> list[RunDir]:
-    """All runs below `root`, by name: the folders with a configuration or an event log."""
+    """All runs below `root`, by name: the folders with a configuration or an event log.
+
+    Folders that may not be read are somebody else's, in a root that several people share.
+    """
     if not root.is_dir():
         return []
-    runs = [RunDir(path) for path in sorted(root.iterdir()) if path.is_dir()]
-    return [run for run in runs if run.events.exists() or run.config.exists()]
+    return [run for run in map(RunDir, sorted(root.iterdir())) if _is_readable_run(run)]
+
+
+def _is_readable_run(run: RunDir) -> bool:
+    if not os.access(run.path, os.R_OK | os.X_OK) or not run.path.is_dir():
+        return False
+    there = [path for path in (run.events, run.config) if path.exists()]
+    return bool(there) and all(os.access(path, os.R_OK) for path in there)
 
 
 def find_run(root: Path, name: str) -> RunDir:

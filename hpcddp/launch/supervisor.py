@@ -39,7 +39,8 @@ def read_supervisor(run_dir: RunDir) -> dict[str, Any] | None:
         record = json.loads(_record_path(run_dir).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return record if isinstance(record, dict) and "pid" in record else None
+    is_whole = isinstance(record, dict) and {"pid", "create_time", "host"} <= set(record)
+    return record if is_whole else None
 
 
 def supervisor_alive(run_dir: RunDir) -> bool | None:

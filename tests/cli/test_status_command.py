@@ -67,6 +67,25 @@ def test_the_table_has_a_line_for_each_run_newest_first(root):
     assert old.split() == ["old", "run", "running", "12/40", "312", "0", "1"]
 
 
+def test_a_run_of_somebody_else_does_not_hide_the_others(root, monkeypatch):
+    make_run(root, "mine", "1")
+    theirs = make_run(root, "theirs", "2").path
+    allows = os.access  # root, as which tests may run, could read it
+
+    def refuses_theirs(path, mode):
+        return theirs not in (path, *path.parents) and allows(path, mode)
+
+    monkeypatch.setattr("hpcddp.launch.status.os.access", refuses_theirs)
+    assert [line.split()[0] for line in shown().splitlines()] == ["RUN", "mine"]
+
+
+def test_lines_that_hpcddp_has_not_written_are_passed_over(root):
+    events = make_run(root, "demo", "1", "started").events
+    for line in (b"\xff\x00{", b"[1]", b"null", b'{"event": 5}', b'{"event": null}', b"{}"):
+        events.write_bytes(events.read_bytes() + line + b"\n")
+    assert shown().splitlines()[1].split()[:2] == ["demo", "running"]
+
+
 def test_one_run_is_one_object_and_all_are_a_list(root):
     run_dir = make_run(root, "demo", "1", "started")
     run_dir.metrics.write_text('{"step": 12, "loss": NaN, "epoch": 0.5, "images_per_s": 8.0}\n')

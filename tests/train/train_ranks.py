@@ -147,7 +147,9 @@ def events_of(run_dir):
 
 
 def kinds_of(run_dir):
-    return [event["event"] for event in events_of(run_dir)]
+    """What a run has told, in order, but for the time of its first step."""
+    kinds = [event["event"] for event in events_of(run_dir)]
+    return [kind for kind in kinds if kind != "first_step"]
 
 
 def losses_of(run_dir):
