@@ -4,7 +4,9 @@ Inside a step the job-scoped names (SLURM_NODELIST, SLURM_JOB_NUM_NODES ...) sti
 whole allocation, so they are fallbacks only, and only where they agree with the step.
 """
 
+import dataclasses
 import ipaddress
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -120,7 +122,26 @@ def read_step(environ: Mapping[str, str]) -> Step:
     step = Step(hosts, counts, hosts_name, counts_name, world_name or f"sum of {counts_name}")
     _check_counts(environ, step, world_name)
     _check_same_job(environ, step)
-    return step
+    return _in_order_of_groups(environ, step)
+
+
+def _in_order_of_groups(environ: Mapping[str, str], step: Step) -> Step:
+    """The step with its nodes as SLURM_NODEID counts them.
+
+    Over several groups of a heterogeneous job that is group by group, while Slurm sorts the node
+    list, and the task counts with it, by name (observed in 22.05).
+    """
+    if not first_set(environ, "SLURM_HET_SIZE"):
+        return step
+    num_groups = read_count(environ, "SLURM_HET_SIZE")
+    names = [f"SLURM_JOB_NODELIST_HET_GROUP_{group}" for group in range(num_groups)]
+    groups = [expand_hostlist(environ[name], name) for name in names if first_set(environ, name)]
+    place = {host: number for number, host in enumerate(itertools.chain(*groups))}
+    if not place.keys() >= set(step.hosts):
+        return step
+    pairs = sorted(zip(step.hosts, step.counts, strict=True), key=lambda pair: place[pair[0]])
+    hosts, counts = zip(*pairs, strict=True)
+    return dataclasses.replace(step, hosts=hosts, counts=counts)
 
 
 def _check_num_nodes(environ: Mapping[str, str], hosts_name: str, num_hosts: int) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 PYTHON = sys.executable
 # The host's own name comes first: a witness that knows nothing of Slurm's variables.
-TELL = f"bash -c 'hostname; exec {PYTHON} -m hpcddp env --json'"
+TELL = f"/bin/bash -c 'hostname; exec {PYTHON} -m hpcddp env --json'"
 
 
 @pytest.fixture
