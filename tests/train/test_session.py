@@ -105,8 +105,8 @@ def test_metrics_and_events_have_what_readers_need(tmp_path):
     assert (trained["step"], trained["epoch"], trained["attempt"]) == (2, 0.4, 3)
     assert trained["images_per_s"] == pytest.approx(2 * trained["images_per_s_per_gpu"], rel=1e-4)
     assert {"step", "epoch", "accuracy", "eval_loss", "samples"} < set(evaluated)
-    started, saved, finished = events_of(tmp_path)
-    assert {event["job_id"] for event in (started, saved, finished)} == {"77_2"}
+    started, first_step, saved, finished = events_of(tmp_path)
+    assert {event["job_id"] for event in (started, first_step, saved, finished)} == {"77_2"}
     assert (started["max_steps"], started["world_size"]) == (4, 2)
     assert saved["bytes"] > 1_000_000
     assert 0 <= finished["accuracy"] <= 1
