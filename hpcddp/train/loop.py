@@ -103,7 +103,9 @@ def step_and_report(session: Session, clock: StepClock) -> bool:
     stopped = session.vote.close()
     if session.vote.saw_nonfinite or (is_logged and _is_fatal(session, mean_loss)):
         layout = session.task.layout
-        raise session.watch.error(session.ranks, layout.global_rank, layout.world_size)
+        error = session.watch.error(session.ranks, layout.global_rank, layout.world_size)
+        session.saver.drain()  # an earlier state may still be on its way to the disk
+        raise error
     clock.add(time.perf_counter() - begin, session.feed.take_waited_s())
     if is_logged:
         _report_step(session, mean_loss, clock)

@@ -77,6 +77,10 @@ class Saver:
         if self.is_main and self.owner is not None:
             self.owner.check_heard()
 
+    def drain(self) -> None:
+        """Return when no write is under way. Collective: nobody may leave before the writer."""
+        self.ranks.decide(self._writer.wait)
+
     def save_last(self, state: TrainState) -> None:
         """Save before leaving: returns once the state is on disk, or raises. Collective.
 

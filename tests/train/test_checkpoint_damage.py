@@ -192,7 +192,10 @@ def test_kills_at_random_moments_leave_a_usable_state(tmp_path):
         partials += any(entry.name.endswith(".partial") for entry in tmp_path.iterdir())
     assert newest > 0
     assert partials > KILLS // 4  # the kills did hit writers at work
-    assert len(list_checkpoints(tmp_path)) <= 3
+    save(tmp_path, newest + 1)  # on a slow machine the kills may have hit every thinning out
+    assert [info.step for info in list_checkpoints(tmp_path)][-1] == newest + 1
+    assert len(list_checkpoints(tmp_path)) == 2
+    assert all(entry.name.startswith("step_") for entry in tmp_path.iterdir())
 
 
 def test_everything_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
