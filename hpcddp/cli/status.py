@@ -13,9 +13,9 @@ from typing import Any
 import click
 
 from hpcddp.errors import HpcddpError
-from hpcddp.launch.observer import Observer
-from hpcddp.launch.status import RunStatus, find_run, list_runs
-from hpcddp.launch.words import status_details, status_table
+from hpcddp.launch.watch.observer import Observer
+from hpcddp.launch.watch.status import RunStatus, find_run, list_runs
+from hpcddp.launch.watch.words import status_details, status_table
 from hpcddp.run_dir import runs_root
 
 # The run's files lie on a file system that many share; a person reads no faster than this.

@@ -12,7 +12,7 @@ from hpcddp.config.write import config_text
 from hpcddp.launch.request import resolve_request, world_size
 from hpcddp.launch.sbatch import ask_sbatch
 from hpcddp.launch.submission import Submission, prepare, send
-from hpcddp.launch.words import command_line
+from hpcddp.launch.watch.words import command_line
 
 
 @click.command(cls=RequestCommand)
@@ -34,7 +34,7 @@ def command(context: click.Context, dry_run: bool, follows: bool, **typed: Any) 
         sys.exit(_show(submission))
     announce(submission, send(submission))
     if follows:
-        from hpcddp.launch.follow import follow
+        from hpcddp.launch.watch.follow import follow
 
         sys.exit(follow(submission.run_dir))
 

@@ -7,9 +7,9 @@ import time
 
 import click
 
-from hpcddp.launch.observer import Observer
-from hpcddp.launch.status import find_run
-from hpcddp.launch.words import outcome_line
+from hpcddp.launch.watch.observer import Observer
+from hpcddp.launch.watch.status import find_run
+from hpcddp.launch.watch.words import outcome_line
 from hpcddp.run_dir import runs_root
 
 EXIT_TIMED_OUT = 124  # as timeout(1) has it

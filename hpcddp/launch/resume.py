@@ -11,9 +11,9 @@ from hpcddp.config.write import config_text
 from hpcddp.config.yaml_text import load_yaml_mapping
 from hpcddp.errors import HpcddpError
 from hpcddp.launch.request import ResolvedRequest
-from hpcddp.launch.status import RunStatus
 from hpcddp.launch.submission import Submission, prepare_in, send_job
-from hpcddp.launch.words import command_line
+from hpcddp.launch.watch.status import RunStatus
+from hpcddp.launch.watch.words import command_line
 from hpcddp.run_dir import RunDir, write_atomically
 
 # Slurm starts the job once no other of its name and user is left. A job that nobody could be asked

@@ -14,7 +14,7 @@ from hpcddp.errors import ConfigError, SubmissionFailed
 from hpcddp.launch.code import record_code
 from hpcddp.launch.render import Place, option_warnings, render_script
 from hpcddp.launch.request import ResolvedRequest, check_sizes, processes_per_node
-from hpcddp.launch.words import command_line
+from hpcddp.launch.watch.words import command_line
 from hpcddp.run_dir import RunDir, runs_root, write_atomically
 
 _LONGEST_NAME = 255  # bytes; what Linux file systems allow

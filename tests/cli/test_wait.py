@@ -9,9 +9,9 @@ from click.testing import CliRunner
 
 from hpcddp.cli import wait
 from hpcddp.cli.wait import command
-from hpcddp.launch import observer
 from hpcddp.launch.scheduler import JobInfo
 from hpcddp.launch.supervisor import record_supervisor
+from hpcddp.launch.watch import observer
 from hpcddp.run_dir import RunDir
 
 

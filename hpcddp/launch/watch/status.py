@@ -8,10 +8,10 @@ from pathlib import Path
 
 from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED
 from hpcddp.errors import HpcddpError
-from hpcddp.launch.attempts import Attempt, attempts_of
 from hpcddp.launch.history import Record, RunHistory
 from hpcddp.launch.scheduler import JobInfo
-from hpcddp.launch.state import ENDED_STATES, Evidence, decide_state
+from hpcddp.launch.watch.attempts import Attempt, attempts_of
+from hpcddp.launch.watch.state import ENDED_STATES, Evidence, decide_state
 from hpcddp.run_dir import RunDir
 
 

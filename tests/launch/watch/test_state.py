@@ -8,15 +8,15 @@ import pytest
 import yaml
 
 from hpcddp.errors import HpcddpError
-from hpcddp.launch.failure import exit_words
 from hpcddp.launch.history import read_history
 from hpcddp.launch.scheduler import JobInfo
-from hpcddp.launch.state import Evidence, decide_state, is_settled
-from hpcddp.launch.status import RunStatus, find_run, list_runs, status_of
+from hpcddp.launch.watch.failure import exit_words
+from hpcddp.launch.watch.state import Evidence, decide_state, is_settled
+from hpcddp.launch.watch.status import RunStatus, find_run, list_runs, status_of
 from hpcddp.run_dir import RunDir
 
 CASES = yaml.safe_load(
-    (Path(__file__).parents[1] / "cases" / "run_states.yaml").read_text(encoding="utf-8")
+    (Path(__file__).parents[2] / "cases" / "run_states.yaml").read_text(encoding="utf-8")
 )
 STATES = "pending, running, stopping, requeued, finished, failed, cancelled, unknown"
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from hpcddp.launch.attempts import attempts_of
-from hpcddp.launch.words import attempts_table
+from hpcddp.launch.watch.attempts import attempts_of
+from hpcddp.launch.watch.words import attempts_table
 
 
 def event(kind, attempt, time, **fields):

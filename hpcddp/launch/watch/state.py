@@ -8,9 +8,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpcddp.launch.failure import exit_words, failure_log, failure_words, is_rank_failure
 from hpcddp.launch.history import Record
 from hpcddp.launch.scheduler import JobInfo
+from hpcddp.launch.watch.failure import exit_words, failure_log, failure_words, is_rank_failure
 from hpcddp.run_dir import RunDir
 
 ENDED_STATES = ("finished", "failed", "cancelled")

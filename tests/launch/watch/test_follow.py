@@ -11,11 +11,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpcddp.launch import follow as follow_module
-from hpcddp.launch import observer
-from hpcddp.launch.follow import follow
 from hpcddp.launch.scheduler import JobInfo
 from hpcddp.launch.supervisor import read_supervisor, record_supervisor
+from hpcddp.launch.watch import follow as follow_module
+from hpcddp.launch.watch import observer
+from hpcddp.launch.watch.follow import follow
 from hpcddp.run_dir import RunDir, append_json_line
 
 POLL_S = 0.02

@@ -3,11 +3,11 @@
 import shlex
 from collections.abc import Callable, Sequence
 
-from hpcddp.launch.attempts import Attempt
-from hpcddp.launch.failure import batch_words, exit_words, is_rank_failure, rank_words
 from hpcddp.launch.history import Record
-from hpcddp.launch.state import clock_text
-from hpcddp.launch.status import RunStatus
+from hpcddp.launch.watch.attempts import Attempt
+from hpcddp.launch.watch.failure import batch_words, exit_words, is_rank_failure, rank_words
+from hpcddp.launch.watch.state import clock_text
+from hpcddp.launch.watch.status import RunStatus
 
 
 def step_text(status: RunStatus) -> str:

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 
 from hpcddp.launch.history import Record, RunHistory
 from hpcddp.launch.scheduler import JobInfo, query_jobs
-from hpcddp.launch.state import is_finish, is_settled
-from hpcddp.launch.status import RunStatus, status_of
 from hpcddp.launch.supervisor import read_supervisor, supervisor_alive
+from hpcddp.launch.watch.state import is_finish, is_settled
+from hpcddp.launch.watch.status import RunStatus, status_of
 from hpcddp.run_dir import RunDir
 
 # Sites ask scripts to poll squeue at most once a minute. A person who waits for a start wants to

@@ -6,8 +6,8 @@ Knows statuses and records, not where they come from.
 from typing import Protocol, TextIO
 
 from hpcddp.launch.history import Record
-from hpcddp.launch.status import RunStatus
-from hpcddp.launch.words import event_line, metrics_line, percent, rate_text, reason_text
+from hpcddp.launch.watch.status import RunStatus
+from hpcddp.launch.watch.words import event_line, metrics_line, percent, rate_text, reason_text
 
 
 class Display(Protocol):

@@ -6,9 +6,9 @@ import socket
 
 import pytest
 
-from hpcddp.launch.observer import SLURM_LONGEST_PAUSE_S, SLURM_PAUSE_S, Observer
 from hpcddp.launch.scheduler import JobInfo
 from hpcddp.launch.supervisor import record_supervisor
+from hpcddp.launch.watch.observer import SLURM_LONGEST_PAUSE_S, SLURM_PAUSE_S, Observer
 from hpcddp.run_dir import RunDir
 
 
