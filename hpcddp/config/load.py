@@ -29,6 +29,7 @@ ENVIRONMENT_KEYS = {
     "SBATCH_RESERVATION": "resources.reservation",
     "SBATCH_TIMELIMIT": "resources.time",
     "HPCDDP_DATA_ROOT": "data.root",
+    "HPCDDP_PROJECT": "resources.project",
 }
 
 

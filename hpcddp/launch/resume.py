@@ -81,5 +81,5 @@ def _prepare_again(
 ) -> Submission:
     kept = Layer("earlier", load_yaml_mapping(run_dir.config))
     resolved = resolve([kept, command_line_layer(overrides)])
-    profile = load_profile(resolved.config.cluster, environ)
+    profile = load_profile(resolved.config.cluster, environ, resolved.config.resources)
     return prepare_in(ResolvedRequest(resolved, profile, run_dir.name), run_dir)
