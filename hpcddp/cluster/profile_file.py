@@ -42,7 +42,8 @@ class Merged:
         """Lay `top` over the values: mappings merge, all else replaces, null removes."""
         for path, value in leaves(top):
             self._remove(path)
-            if value is not None:
+            # Inside a block null waits, to remove what it is laid over once the block holds.
+            if value is not None or (path[0] in _BLOCKS and len(path) > 2):
                 _parent(self.values, path)[path[-1]] = value
                 self.origins[path] = origin_of(path)
 
