@@ -26,12 +26,12 @@ NAMES = sorted(path.stem for path in (shipped_dir("configs") / "clusters").glob(
 CASES = [(name, nodes) for name in NAMES for nodes in (1, 2)]
 RESOURCES = ("resources.project=proj",)
 # Where the profile cannot know it: what somebody has to type.
-TYPED = {
-    name: ("resources.account=acct",)
-    for name in ("berzelius", "deltaai", "fir", "leonardo", "narval", "perlmutter", "rorqual")
-}
+TYPED = dict.fromkeys(
+    ("berzelius", "deltaai", "fir", "leonardo", "narval", "perlmutter", "rorqual"),
+    ("resources.account=acct",),
+)
 NO_SHAPE = ("efa", "ethernet", "gpudirect-tcpx", "infiniband", "roce", "slingshot-amd")
-TYPED |= {name: ("resources.gpus_per_node=4",) for name in (*NO_SHAPE, "slingshot-nvidia")}
+TYPED |= dict.fromkeys((*NO_SHAPE, "slingshot-nvidia"), ("resources.gpus_per_node=4",))
 TYPED |= {"leonardo": ("resources.account=acct",), "della": ("resources.gpus_per_node=2",)}
 
 
