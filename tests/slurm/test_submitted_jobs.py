@@ -1,114 +1,79 @@
-"""Who am I, in steps of every shape Slurm can make; no training, so a step takes seconds."""
+"""Jobs that `submit` sends to a real Slurm, from odd places, and what their processes see."""
 
-import json
 import sys
+from pathlib import Path
 
 import pytest
 
-ENV = f"{sys.executable} -m hpcddp env --json"
-ONE_LINE = f"bash -c '{ENV} | tr -d \"\\n\"; echo'"  # so that the tasks' answers do not mix
+PYTHON = sys.executable
 
 
-def layouts(cluster, srun_line, *sbatch_options):
-    """What every task of one step in a job says of itself, by global rank."""
-    script = f"#!/bin/bash\n{srun_line} {ONE_LINE} 2>/dev/null\n"
-    job_id = cluster.sbatch(script, *sbatch_options)
-    cluster.wait(job_id, {"COMPLETED"})
-    records = [json.loads(line) for line in cluster.output(job_id).splitlines() if line]
-    return sorted(records, key=lambda record: record["global_rank"])
-
-
-def assert_one_world(records, world_size):
-    assert [record["global_rank"] for record in records] == list(range(world_size))
-    for key in ("world_size", "master_addr", "master_port", "num_nodes", "hosts"):
-        assert len({json.dumps(record[key]) for record in records}) == 1, key
-    assert records[0]["world_size"] == world_size
-    assert records[0]["master_addr"] == records[0]["hosts"][0]
-    by_node = {}
-    for record in records:
-        by_node.setdefault(record["node_rank"], []).append(record)
-    for members in by_node.values():
-        places = sorted(record["local_rank"] for record in members)
-        assert places == list(range(len(members)))
-        assert {record["local_world_size"] for record in members} == {len(members)}
-
-
-@pytest.mark.parametrize(
-    ("options", "srun_line", "world_size"),
-    [
-        (["-N2", "--ntasks-per-node=2"], "srun", 4),
-        (["-N3", "-n5"], "srun", 5),
-        (["-N3", "-n5"], "srun --distribution=cyclic", 5),
-        (["-N3", "--ntasks-per-node=1"], "srun -N1 -n1 -w gpu-02", 1),
-        (["-N3", "--ntasks-per-node=2"], "srun -N2 -n3", 3),
-    ],
-    ids=["even", "uneven", "cyclic", "one_node_of_three", "smaller_step"],
-)
-def test_all_ranks_agree_on_their_world(cluster, options, srun_line, world_size):
-    assert_one_world(layouts(cluster, srun_line, *options), world_size)
-
-
-def test_array_elements_are_worlds_of_their_own(cluster):
-    script = f"#!/bin/bash\nsrun {ONE_LINE}\n"
-    job_id = cluster.sbatch(script, "--array=1-2", "-N1", "-n2", "--output=array-%a.out")
-    cluster.wait(job_id, {"COMPLETED"})
-    ports, targets = set(), set()
-    for index in (1, 2):
-        lines = (cluster.work_dir / f"array-{index}.out").read_text().splitlines()
-        records = sorted(map(json.loads, filter(None, lines)), key=lambda r: r["global_rank"])
-        assert_one_world(records, 2)
-        ports.add(records[0]["master_port"])
-        targets.add(records[0]["requeue_target"])
-    assert len(ports) == 2
-    assert targets == {f"{job_id}_1", f"{job_id}_2"}
-
-
-def test_python_in_the_batch_script_is_told_to_use_srun(cluster):
-    script = f"#!/bin/bash\n{ENV}\necho code $?\n{sys.executable} -m hpcddp env\necho code $?\n"
-    job_id = cluster.sbatch(script, "-N2", "--ntasks-per-node=2")
-    cluster.wait(job_id, {"COMPLETED"})
-    output = cluster.output(job_id)
-    assert '"error": "not_in_step"' in output
-    assert "srun" in output
-    assert output.count("code 2") == 2
-    assert "Traceback" not in output
-
-
-def test_a_job_sent_from_inside_a_job_does_not_inherit_its_place(hpcddp, cluster):
-    inner = [
-        "submit", "--cluster", "testcluster", "--nodes", "2", "--name", "inner", "--",
-        "bash", "-c", "env > env-$RANK.txt",
-    ]  # fmt: skip
-    words = " ".join(f"'{word}'" for word in inner)
-    script = f"#!/bin/bash\nsrun -n1 {sys.executable} -m hpcddp {words}\n"
-    options = [
-        "-N1",
-        "-n4",
-        "--mem=100",
-        "--array=5",
-        f"--export=ALL,HPCDDP_RUNS_DIR={hpcddp.runs}",
-    ]
-    job_id = cluster.sbatch(script, *options)
-    cluster.wait(job_id, {"COMPLETED"})
-    hpcddp.wait_for("inner", "finished")
+def environment_of_ranks(path):
+    """Of both ranks of a run that wrote `env -0` to PATH-RANK."""
+    found = []
     for rank in range(2):
-        text = (cluster.work_dir / f"env-{rank}.txt").read_text()
-        seen = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
-        assert "SLURM_ARRAY_TASK_ID" not in seen
-        assert (seen["SLURM_NTASKS"], seen["RANK"], seen["WORLD_SIZE"]) == ("2", str(rank), "2")
-        assert seen["SLURM_JOB_ID"] != job_id
+        pairs = path.with_name(f"{path.name}-{rank}").read_text().split("\0")
+        found.append(dict(pair.split("=", 1) for pair in pairs if "=" in pair))
+    return found
+
+
+PLACE = ("SLURM_", "SLURMD_", "SRUN_", "PMI", "TORCHELASTIC_", "HPCDDP_", "CUDA_", "SBATCH_")
+PLACE_NAMES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "NODE_RANK", "GROUP_RANK"}
+# They differ from job to job wherever it was sent from.
+VOLATILE = (
+    "JOB_ID", "JOBID", "JOB_NAME", "PORT", "HOST", "ADDR", "NODELIST", "NODENAME", "PID", "DIR",
+    "TIME",
+)  # fmt: skip
+
+
+def place_of(environment):
+    names = [n for n in environment if n.startswith(PLACE) or n in PLACE_NAMES]
+    return {n: "" if n.endswith(VOLATILE) else environment[n] for n in names}
+
+
+def test_a_job_sent_from_inside_a_step_inherits_nothing_of_its_place(hpcddp, cluster, tmp_path):
+    write = 'env -0 > "$0-$RANK"'
+    hpcddp.submit("outer", command=["bash", "-c", write, str(tmp_path / "outer")])
+    inner = (
+        f"-m hpcddp submit --cluster testcluster --nodes 2 --name inner -- "
+        f"bash -c '{write}' {tmp_path}/inner"
+    )
+    script = (
+        "#!/bin/bash\n"
+        f"export HPCDDP_RUNS_DIR={hpcddp.runs} OMP_NUM_THREADS=1\n"
+        "export RANK=3 WORLD_SIZE=8 LOCAL_RANK=3 MASTER_ADDR=nowhere MASTER_PORT=1 NODE_RANK=1\n"
+        "export TORCHELASTIC_RUN_ID=x SRUN_CPUS_PER_TASK=2 HPCDDP_ATTEMPT=7 PMI_RANK=3\n"
+        f"srun -n1 {PYTHON} {inner}\n"
+    )
+    parent = ["-N1", "-n2", "-c2", "--mem=200", "--gpus-per-node=1", "--array=5"]
+    job_id = cluster.sbatch(script, *parent)
+    cluster.wait(job_id, "COMPLETED")
+    for name in ("outer", "inner"):
+        hpcddp.wait_for(name, "finished")
+    outer, inner = (environment_of_ranks(tmp_path / name) for name in ("outer", "inner"))
+    for rank in range(2):
+        assert place_of(inner[rank]) == place_of(outer[rank])
+        assert inner[rank]["RANK"] == inner[rank]["SLURM_PROCID"] == str(rank)
+        assert inner[rank]["MASTER_ADDR"] in cluster.nodes
+        assert inner[rank]["SLURM_JOB_ID"] == hpcddp.status("inner")["job_id"] != job_id
 
 
 @pytest.mark.parametrize("name", ["it's a $HOME; ü run", 'dq"x', "semi;touch PWNED", "b[1-2]"])
 def test_unusual_names_work_from_end_to_end(hpcddp, tmp_path, name):
-    hpcddp.runs = tmp_path / f"root {name}"
+    """Names of the run, of the folders it runs and writes in, and of the one Python lies in."""
+    odd = tmp_path / f"root {name}"
+    hpcddp.runs, hpcddp.work_dir = odd / "runs", odd / "work"
+    hpcddp.work_dir.mkdir(parents=True)
+    (odd / "venv").symlink_to(Path(PYTHON).parents[1])
+    hpcddp.python = odd / "venv" / "bin" / Path(PYTHON).name
     hpcddp.env["HPCDDP_RUNS_DIR"] = str(hpcddp.runs)
     value = "a 'b' \"c\" $HOME; ü"
-    hpcddp.submit(name, command=["bash", "-c", 'printf "%s|%s" "$1" "$RANK"', "x", value])
+    say = 'printf "%s|%s|%s" "$1" "$RANK" "$PWD"'
+    hpcddp.submit(name, command=["bash", "-c", say, "x", value])
     hpcddp.wait_for(name, "finished")
     for rank in range(2):
         log = hpcddp.run_dir(name).rank_log(0, rank)
-        assert log.read_text(encoding="utf-8") == f"{value}|{rank}"
+        assert log.read_text(encoding="utf-8") == f"{value}|{rank}|{hpcddp.work_dir}"
     assert not list(tmp_path.rglob("PWNED"))
 
 
@@ -118,3 +83,55 @@ def test_a_failing_program_is_a_failed_job(hpcddp, cluster):
     assert cluster.wait(job_id, {"FAILED"}) == "FAILED"
     assert cluster.show(job_id)["ExitCode"] == "7:0"
     assert hpcddp("wait", "r").returncode == 7
+
+
+def test_slurms_input_variables_change_nothing_that_is_decided(hpcddp, cluster, tmp_path):
+    """Those of partition and time limit are read as the user's wishes, and typed ones win."""
+    wishes = {"PARTITION": "urgent", "TIMELIMIT": "7", "COMMENT": "kept"}
+    contradict = {
+        "ARRAY_INX": "1-3", "WAIT": "1", "JOB_NAME": "other", "OUTPUT": f"{tmp_path}/elsewhere",
+        "ERROR": f"{tmp_path}/elsewhere", "OPEN_MODE": "truncate", "SIGNAL": "B:HUP@5",
+        "NO_REQUEUE": "1", "GPUS_PER_NODE": "1", "GPUS": "1", "MEM_PER_CPU": "10", "EXPORT": "NONE",
+    }  # fmt: skip
+    hpcddp.env |= {f"SBATCH_{name}": value for name, value in (wishes | contradict).items()}
+    held = ["--partition", "main", "resources.sbatch.hold=true", "resources.mem=100M"]
+    job_id = hpcddp.submit("r", *held, command=["true"])
+    [job] = cluster.show_all(job_id)  # not the elements of an array
+    assert (job["JobName"], job["Partition"], job["TimeLimit"]) == ("r", "main", "00:07:00")
+    assert (job["Requeue"], job["MinMemoryNode"]) == ("1", "100M")
+    assert job["StdOut"] == job["StdErr"] == str(hpcddp.run_dir("r").batch_log)
+    assert "gpu" not in str(job)
+    cluster.run(["scontrol", "release", job_id])
+    hpcddp.wait_for("r", "finished")
+
+
+def test_a_job_without_the_users_environment_has_its_own(hpcddp, tmp_path):
+    hpcddp.env["MINE"] = "1"
+    write = 'echo "$RANK $WORLD_SIZE $PYTHONUTF8 ${MINE-none}" > "$0-$RANK"'
+    words = ["resources.sbatch.export=NONE"]
+    hpcddp.submit("r", *words, command=["bash", "-c", write, str(tmp_path / "seen")])
+    hpcddp.wait_for("r", "finished")
+    seen = [(tmp_path / f"seen-{rank}").read_text() for rank in range(2)]
+    assert seen == ["0 2 1 none\n", "1 2 1 none\n"]
+
+
+def test_processes_get_the_cpus_and_further_options_that_were_asked_for(hpcddp, cluster, tmp_path):
+    words = [
+        "resources.cpus_per_process=2",
+        "resources.processes_per_node=2",
+        'resources.sbatch.comment=it\'s "mine"; $HOME',
+        "resources.srun.cpu-bind=none",
+        "resources.srun.distribution=cyclic",
+    ]
+    ask = 'echo "$SLURM_CPUS_PER_TASK $OMP_NUM_THREADS $LOCAL_RANK $MASTER_ADDR" > "$0-$RANK"'
+    del hpcddp.env["OMP_NUM_THREADS"]
+    job_id = hpcddp.submit("r", *words, command=["bash", "-c", ask, str(tmp_path / "seen")])
+    hpcddp.wait_for("r", "finished")
+    seen = [(tmp_path / f"seen-{rank}").read_text().split() for rank in range(4)]
+    assert [local_rank for *_, local_rank, _ in seen] == ["0", "0", "1", "1"]
+    assert {(cpus, threads, address) for cpus, threads, _, address in seen} == {
+        ("2", "2", "gpu-01")
+    }
+    job = cluster.show(job_id)
+    assert (job["NumCPUs"], job["CPUs/Task"]) == ("8", "2")
+    assert 'Comment=it\'s "mine"; $HOME' in cluster.run(["scontrol", "show", "job", job_id]).stdout
