@@ -36,6 +36,7 @@ _OWNED = {
     "output": "logs lie in the run directory",
     "signal": "use resources.warn_before_s",
     "time": "use resources.time",
+    "wait": "`submit` returns at once; use --follow or `hpcddp wait`",
     "wrap": "use `-- COMMAND`",
 }
 _OWNED_SRUN = {"kill-on-bad-exit", "cpus-per-task", "output", "error", "open-mode", "export"}

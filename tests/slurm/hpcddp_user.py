@@ -36,11 +36,12 @@ class Hpcddp:
 
     def __init__(self, cluster, runs):
         self.cluster, self.runs = cluster, runs
+        self.python, self.work_dir = sys.executable, ROOT
         self.env = cluster.env | {"HPCDDP_RUNS_DIR": str(runs), "OMP_NUM_THREADS": "1"}
 
     def __call__(self, *words, **options):
-        command = [sys.executable, "-m", "hpcddp", *words]
-        return self.cluster.run(command, **({"env": self.env, "cwd": ROOT} | options))
+        command = [self.python, "-m", "hpcddp", *words]
+        return self.cluster.run(command, **({"env": self.env, "cwd": self.work_dir} | options))
 
     def submit(self, name, *words, command=(), nodes=2):
         """Send a run, training or the user's own command, to the test cluster; its job id."""

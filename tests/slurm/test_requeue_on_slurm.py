@@ -188,21 +188,6 @@ def test_where_the_last_act_fails_the_shell_requeues(hpcddp, cluster, start, fin
     assert restarts(cluster, job_id) == 1
 
 
-def test_a_job_whose_python_is_gone_fails(hpcddp, cluster, tmp_path):
-    hpcddp.submit("demo", "resources.sbatch.hold=true", command=["true"], nodes=1)
-    job_id = hpcddp.status("demo")["job_id"]
-    script = (hpcddp.runs / "demo/job.sbatch").read_text()
-    gone = "".join(
-        "python=/gone/python\n" if line.startswith("python=") else line
-        for line in script.splitlines(keepends=True)
-    ).replace("#SBATCH --hold\n", "")
-    cluster.cancel(job_id)
-    job_id = cluster.sbatch(gone)
-    cluster.wait(job_id, {"FAILED", "COMPLETED"})
-    assert cluster.show(job_id)["JobState"] == "FAILED"
-    assert restarts(cluster, job_id) == 0
-
-
 def kill_slurmd(cluster, node):
     pid = int((cluster.state_dir / f"slurmd-{node}.pid").read_text())
     os.kill(pid, signal.SIGKILL)
