@@ -105,9 +105,8 @@ def export_command(path: str, out: Path, ema: bool) -> None:
 
     loaded = load_checkpoint(_checkpoint(path))
     export_weights(loaded, out, "ema" if ema else "model")
-    click.echo(
-        f"{'EMA weights' if ema else 'Weights'} of step {loaded.step} of {loaded.extra.get('train.model')}: {out}"
-    )
+    what = "EMA weights" if ema else "Weights"
+    click.echo(f"{what} of step {loaded.step} of {loaded.extra.get('train.model')}: {out}")
 
 
 def _folder(text: str) -> Path:

@@ -214,8 +214,8 @@ def check(config: RunConfig) -> None:
             raise ConfigError(f"{key}={value}: must be above 0.")
     if config.train.ema_decay >= 1:
         raise ConfigError(
-            f"train.ema_decay={config.train.ema_decay}: must be below 1, for example 0.999; 0 turns "
-            "the average off."
+            f"train.ema_decay={config.train.ema_decay}: must be below 1, for example 0.999; 0 "
+            "turns the average off."
         )
     if not config.command:
         _check_length(config.train)
