@@ -66,24 +66,6 @@ def train_cold(config, layout, run_dir):
     return train_until(-1, config, layout, run_dir, warm_up=False)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_interrupted_twice_or_never_the_bits_are_the_same(world_size, tmp_path):
-    config = small_config(*SETTINGS, "train.max_steps=5")
-    through, broken = tmp_path / "same" / "run", tmp_path / "other" / "run"
-    assert set(train_on(world_size, through, config)) == {0}
-    for function, code in ((train_until_2, 75), (train_until_4, 75), (None, 0)):
-        assert set(train_on(world_size, broken, config, function)) == {code}
-    assert differing(final_state(through), final_state(broken)) == []
-    assert losses_of(through) == losses_of(broken)
-    accuracies = [
-        {step: (record["accuracy"], record["eval_loss"]) for step, record in found.items()}
-        for found in map(evaluations_of, (through, broken))
-    ]
-    assert accuracies[0] == accuracies[1]
-    steps = [event["step"] for event in events_of(broken) if event["event"] == "resumed"]
-    assert steps == [2, 4]
-
-
 def test_two_equal_runs_end_with_equal_bits(tmp_path):
     config = small_config(*SETTINGS, "train.max_steps=3")
     for folder in ("first", "second"):
