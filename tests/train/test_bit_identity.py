@@ -110,7 +110,7 @@ def test_killed_without_notice_or_never_the_bits_are_the_same(world_size, tmp_pa
     config = small_config(*settings_of(world_size, "checkpoint.every_steps=2"))
     train_on(world_size, through, config)
     for step in (4, 6):
-        with pytest.raises(AssertionError, match="died silently|failed"):
+        with pytest.raises(AssertionError, match=r"died silently|failed"):
             train_on(world_size, broken, config, partial(train_killed, step))
     assert set(train_on(world_size, broken, config)) == {0}
     assert_same(through, broken)
