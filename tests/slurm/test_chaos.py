@@ -9,7 +9,7 @@ from hpcddp_user import Hpcddp, losses
 from interruptions import FEW, MAIN, MANY, Victim, befall_all, shuffled
 
 SAVE_EVERY = 5
-STEPS_FOR_EACH = 20  # of an interruption; those that are lost are done again
+STEPS_FOR_EACH = 12  # of an interruption; those that are lost are done again
 RUN = (
     "train.model=resnet18", "train.global_batch=16", "train.seed=7", "train.ema_decay=0.9",
     "data.augment=shift", "data.image_size=16", "data.workers=1", "log.every_steps=1",

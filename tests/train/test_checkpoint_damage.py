@@ -20,7 +20,6 @@ from hpcddp.checkpoint_dir import CheckpointError, list_checkpoints, verify_chec
 from hpcddp.train.checkpoint import load_newest, save_checkpoint
 
 
-
 @pytest.fixture(autouse=True)
 def one_thread():
     """A forked child must not wait for threads that only its parent has."""
