@@ -122,15 +122,16 @@ def test_processes_get_the_cpus_and_further_options_that_were_asked_for(hpcddp, 
         'resources.sbatch.comment=it\'s "mine"; $HOME',
         "resources.srun.cpu-bind=none",
         "resources.srun.distribution=cyclic",
+        "resources.srun.exact=true",  # without --cpus-per-task a step of 22.05 gets 1 per task
     ]
-    ask = 'echo "$SLURM_CPUS_PER_TASK $OMP_NUM_THREADS $LOCAL_RANK $MASTER_ADDR" > "$0-$RANK"'
+    ask = 'echo "$SLURM_CPUS_ON_NODE $OMP_NUM_THREADS $LOCAL_RANK $MASTER_ADDR" > "$0-$RANK"'
     del hpcddp.env["OMP_NUM_THREADS"]
     job_id = hpcddp.submit("r", *words, command=["bash", "-c", ask, str(tmp_path / "seen")])
     hpcddp.wait_for("r", "finished")
     seen = [(tmp_path / f"seen-{rank}").read_text().split() for rank in range(4)]
     assert [local_rank for *_, local_rank, _ in seen] == ["0", "0", "1", "1"]
     assert {(cpus, threads, address) for cpus, threads, _, address in seen} == {
-        ("2", "2", "gpu-01")
+        ("4", "2", "gpu-01")
     }
     job = cluster.show(job_id)
     assert (job["NumCPUs"], job["CPUs/Task"]) == ("8", "2")
