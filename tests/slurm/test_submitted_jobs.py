@@ -96,7 +96,8 @@ def test_slurms_input_variables_change_nothing_that_is_decided(hpcddp, cluster, 
     hpcddp.env |= {f"SBATCH_{name}": value for name, value in (wishes | contradict).items()}
     held = ["--partition", "main", "resources.sbatch.hold=true", "resources.mem=100M"]
     job_id = hpcddp.submit("r", *held, command=["true"])
-    [job] = cluster.show_all(job_id)  # not the elements of an array
+    job = cluster.show(job_id)
+    assert "ArrayJobId" not in job
     assert (job["JobName"], job["Partition"], job["TimeLimit"]) == ("r", "main", "00:07:00")
     assert (job["Requeue"], job["MinMemoryNode"]) == ("1", "100M")
     assert job["StdOut"] == job["StdErr"] == str(hpcddp.run_dir("r").batch_log)
