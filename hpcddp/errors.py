@@ -22,4 +22,11 @@ class ConfigError(HpcddpError):
 
 
 class SubmissionFailed(Exception):
-    """sbatch refused a job; the message is Slurm's. The CLI exits with 1."""
+    """sbatch refused a job; the message is Slurm's. The CLI exits with 1.
+
+    `maybe_sent` where no answer came: Slurm may have taken the job all the same.
+    """
+
+    def __init__(self, message: str, *, maybe_sent: bool = False) -> None:
+        super().__init__(message)
+        self.maybe_sent = maybe_sent

@@ -14,6 +14,20 @@ from pathlib import Path
 from typing import Any
 
 RUNS_DIR_VARIABLE = "HPCDDP_RUNS_DIR"
+# What events.jsonl and metrics.jsonl hold, as far as anybody reads it.
+_INTEGERS = (
+    "attempt bytes exit_code failure global_rank last_step max_steps nodes processes_per_node "
+    "restart_count step world_size"
+)
+_NUMBERS = "accuracy epoch eval_loss images_per_s loss seconds"
+_TIMES = "began end_time signal_time time"
+_LATEST_TIME = 1 << 40  # Unix seconds; what lies beyond is no time that a clock can show
+_TEXTS = "by cluster error event host job_id launcher reason run signal"
+_FIELD_TYPES: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(_INTEGERS.split(" "), (int,)),
+    **dict.fromkeys(f"{_NUMBERS} {_TIMES}".split(" "), (int, float)),
+    **dict.fromkeys(_TEXTS.split(" "), (str,)),
+}
 
 
 def runs_root(environ: Mapping[str, str]) -> Path:
@@ -42,14 +56,25 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def json_objects(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
-    """The JSON objects among the lines; torn and foreign lines are passed over."""
+    """The JSON objects among the lines; torn and foreign lines are passed over, and so is a field
+    that holds another type than we write: nobody who only looks at a run may stumble over it.
+    """
     for line in lines:
         try:
             record = json.loads(line)
         except ValueError:
             continue
         if isinstance(record, dict):
-            yield record
+            yield {key: value for key, value in record.items() if _is_as_written(key, value)}
+
+
+def _is_as_written(key: str, value: object) -> bool:
+    if key == "hosts":
+        return isinstance(value, list) and all(isinstance(host, str) for host in value)
+    types = _FIELD_TYPES.get(key, (object,))
+    if not isinstance(value, types) or (object not in types and isinstance(value, bool)):
+        return False
+    return key not in _TIMES.split(" ") or 0 <= value < _LATEST_TIME
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +110,10 @@ class RunDir:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def reports(self) -> Path:
+        return self.path / "reports"
 
     @property
     def batch_log(self) -> Path:

@@ -95,7 +95,8 @@ def diff_command(first: str, second: str, as_json: bool) -> None:
 @command.command("export")
 @click.argument("path")
 @click.argument("out", metavar="OUT.pt", type=click.Path(dir_okay=False, path_type=Path))
-def export_command(path: str, out: Path) -> None:
+@click.option("--ema", is_flag=True, help="their moving average instead (train.ema_decay)")
+def export_command(path: str, out: Path, ema: bool) -> None:
     """Write the weights of one checkpoint to OUT.pt, for `model.load_state_dict(torch.load(...))`.
 
     The names are torchvision's own. An existing file is never replaced.
@@ -103,8 +104,9 @@ def export_command(path: str, out: Path) -> None:
     from hpcddp.train.checkpoint import export_weights, load_checkpoint
 
     loaded = load_checkpoint(_checkpoint(path))
-    export_weights(loaded, out)
-    click.echo(f"Weights of step {loaded.step} of {loaded.extra.get('train.model')}: {out}")
+    export_weights(loaded, out, "ema" if ema else "model")
+    what = "EMA weights" if ema else "Weights"
+    click.echo(f"{what} of step {loaded.step} of {loaded.extra.get('train.model')}: {out}")
 
 
 def _folder(text: str) -> Path:

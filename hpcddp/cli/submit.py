@@ -9,18 +9,29 @@ import click
 from hpcddp.cli.options import RequestCommand, build_request, request_options
 from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED
 from hpcddp.config.write import config_text
+from hpcddp.launch.dependency import afterok_options
 from hpcddp.launch.request import resolve_request, world_size
 from hpcddp.launch.sbatch import ask_sbatch
 from hpcddp.launch.submission import Submission, prepare, send
+from hpcddp.launch.watch.observer import Observer
+from hpcddp.launch.watch.status import find_run
 from hpcddp.launch.watch.words import command_line
+from hpcddp.run_dir import runs_root
 
 
 @click.command(cls=RequestCommand)
 @request_options
 @click.option("--dry-run", is_flag=True, help="show everything, send nothing")
 @click.option("--follow", "follows", is_flag=True, help="show progress; exit with the job's code")
+@click.option("--afterok", metavar="RUN", help="start once RUN has finished")
 @click.pass_context
-def command(context: click.Context, dry_run: bool, follows: bool, **typed: Any) -> None:  # noqa: ANN401
+def command(
+    context: click.Context,
+    dry_run: bool,
+    follows: bool,
+    afterok: str | None,
+    **typed: Any,  # noqa: ANN401
+) -> None:
     """Send a job to Slurm, or to this machine with --cluster local.
 
     JOB.yaml is a file or the name of a shipped one (default: digits); key=value changes any
@@ -30,13 +41,20 @@ def command(context: click.Context, dry_run: bool, follows: bool, **typed: Any) 
     submission = prepare(request, typed["name"], os.environ)
     for sentence in submission.warnings:
         click.echo(f"Warning: {sentence}", err=True)
+    options = _waiting(afterok, submission.request.profile.launcher) if afterok else ()
     if dry_run:
         sys.exit(_show(submission))
-    announce(submission, send(submission))
+    announce(submission, send(submission, *options))
     if follows:
         from hpcddp.launch.watch.follow import follow
 
         sys.exit(follow(submission.run_dir))
+
+
+def _waiting(run: str, launcher: str) -> tuple[str, ...]:
+    """Options of sbatch for a job that is to wait for this run."""
+    [before] = Observer([find_run(runs_root(os.environ), run)]).look()
+    return afterok_options(before, launcher)
 
 
 def announce(submission: Submission, job_id: str) -> None:

@@ -121,8 +121,15 @@ class RunHistory:
 
     @property
     def submission(self) -> Record:
-        """The newest `submitted` event, or an empty record."""
-        return next(filter(is_submission, reversed(self.events)), {})
+        """The newest `submitted` event, or an empty record.
+
+        Where sbatch gave no answer there is no job id in it; the job itself tells it later.
+        """
+        newest = next(filter(is_submission, reversed(self.events)), {})
+        if not newest or "job_id" in newest:
+            return newest
+        job_id = next((event["job_id"] for event in self.current if "job_id" in event), None)
+        return newest | {"job_id": job_id} if job_id else newest
 
 
 def read_history(run_dir: RunDir) -> RunHistory:
@@ -147,7 +154,7 @@ def since_submission(events: Sequence[Record]) -> Sequence[Record]:
         return events
     begin = places[-1]
     before = places[-2] + 1 if len(places) > 1 else 0
-    job_id = events[begin].get("job_id")
+    job_id = events[begin].get("job_id", "")
     early = (i for i in range(before, begin) if events[i].get("job_id") == job_id)
     return events[next(early, begin) :]
 

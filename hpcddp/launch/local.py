@@ -5,13 +5,16 @@ It stands in for Slurm's controller; `hpcddp.launch.local_step` stands in for sr
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 
 from hpcddp.cluster.scrub import inherited_names
 from hpcddp.config.layout import EXIT_AGAIN
+from hpcddp.launch.history import since_sent
 from hpcddp.launch.supervisor import record_supervisor
 from hpcddp.run_dir import RunDir
 
@@ -35,6 +38,7 @@ def submit_to_local(run_dir: RunDir) -> str:
 
 def supervise(run_dir: RunDir) -> int:
     """Run job.sbatch again as long as its last act asks for that; returns its last exit code."""
+    _end_all_on_sigterm(run_dir)
     record_supervisor(run_dir)
     environ = {**os.environ, "HPCDDP_JOB_ID": f"local-{os.getpid()}"}
     restart_count = 0
@@ -44,6 +48,21 @@ def supervise(run_dir: RunDir) -> int:
         if code != EXIT_AGAIN or not _is_requeued(run_dir):
             return code
         restart_count += 1
+
+
+def _end_all_on_sigterm(run_dir: RunDir) -> None:
+    """A plain `kill` of the job's number ends the run, as scancel would; `cancel` has recorded
+    itself before it signals the whole group.
+    """
+
+    def end(signum: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if all(event["event"] != "cancelled" for event in since_sent(run_dir.read_events())):
+            run_dir.append_event("cancelled", by="SIGTERM to its supervisor")
+        os.killpg(0, signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, end)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # held while `submit` sent us
 
 
 def _is_requeued(run_dir: RunDir) -> bool:

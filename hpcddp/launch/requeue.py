@@ -12,114 +12,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpcddp.cluster.job_names import requeue_target
 from hpcddp.config.layout import EXIT_AGAIN, EXIT_DONE, EXIT_FAILED
-from hpcddp.config.schema import RequeueConfig, RunConfig
 from hpcddp.config.write import read_config
 from hpcddp.errors import HpcddpError, SubmissionFailed
-from hpcddp.launch.history import FileTail, since_sent
+from hpcddp.launch.decision import Decision, Ending, Event, decide
+from hpcddp.launch.history import since_sent
+from hpcddp.launch.last_words import first_exit, has_run_out_of_memory, words_of_attempt
 from hpcddp.launch.stop_reason import StopReason, ask_stop_reason, settle_reason
 from hpcddp.run_dir import RunDir
-from hpcddp.stop_flag import STOP_SIGNALS
 
-Event = Mapping[str, Any]
 _SCONTROL_TIMEOUT_S = 60
-_LAST_WORDS_BYTES = 4096  # of the batch log: those of this attempt
-# Slurm has ended the attempt for reasons of its own, and its user wants it to go on.
-_GOES_ON = (StopReason.PREEMPTED, StopReason.TIME_LIMIT, StopReason.REQUEUED)
 _SUBMITTED_FIELDS = ("run", "launcher", "cluster", "nodes", "processes_per_node")
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """How an attempt ended: srun's exit code, Slurm's reason, and whether Slurm has sent SIGTERM
-    to the batch script itself, as it does when it ends the whole job.
-    """
-
-    exit_code: int
-    attempt: int = 0
-    why: StopReason = StopReason.UNKNOWN
-    terminated: bool = False
-    out_of_memory: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What is to happen: the event to record, why, and the exit code of the job."""
-
-    event: str  # finished, requeued, failed or cancelled
-    reason: str
-    exit_code: int
-
-
-def decide(ending: Ending, events: Sequence[Event], budget: RequeueConfig) -> Decision:
-    """Pure: how the attempt ended, and the history since the user sent the run.
-
-    Exit codes are kept, so that a requeue never turns a failure into success. Slurm would also
-    requeue a cancelled job if it were asked, so where this shell was told to end and nobody knows
-    why, the answer is no.
-    """
-    exit_code, why = ending.exit_code, ending.why
-    if exit_code == EXIT_DONE:
-        return Decision("finished", "", EXIT_DONE)
-    asked_for = any(event["event"] == "cancelled" for event in events)
-    if asked_for or why is StopReason.CANCELLED or (ending.terminated and why not in _GOES_ON):
-        return Decision("cancelled", StopReason.CANCELLED.value, exit_code)
-    stopped_early = _stopped_early(ending, events)
-    if why is StopReason.REQUEUED:  # whatever the code says: the next attempt is queued already
-        return Decision("requeued", why.value, EXIT_AGAIN if stopped_early else exit_code)
-    if stopped_early:
-        return _after_stop(events, budget, why)
-    return _after_failure(ending, events, budget)
-
-
-def _stopped_early(ending: Ending, events: Sequence[Event]) -> bool:
-    """The attempt left because it was told to, having saved whatever there was to save.
-
-    The first process to leave with 75 makes kill-on-bad-exit end slower ones, so the code may be
-    another one although all is saved. And until Python has installed its handlers a stop signal
-    simply ends it; a user's own program may have none at all.
-    """
-    if ending.exit_code == EXIT_AGAIN:
-        return True
-    kinds = {event["event"] for event in events if event.get("attempt") == ending.attempt}
-    if ending.exit_code - 128 in STOP_SIGNALS:
-        return not kinds & {"started", "failed"} or "stopped" in kinds or ending.why in _GOES_ON
-    return ending.exit_code > 128 and "stopped" in kinds
-
-
-def _after_stop(events: Sequence[Event], budget: RequeueConfig, why: StopReason) -> Decision:
-    idle = _attempts_without_progress(events)
-    if idle >= budget.max_without_progress > 0:
-        reason = f"{idle} attempts in a row made no progress (requeue.max_without_progress)"
-        return Decision("failed", reason, EXIT_AGAIN)
-    return Decision("requeued", why.value, EXIT_AGAIN)
-
-
-def _after_failure(ending: Ending, events: Sequence[Event], budget: RequeueConfig) -> Decision:
-    failures = 1 + sum(event["event"] == "requeued" and "failure" in event for event in events)
-    what = "out of memory, " if ending.out_of_memory else ""
-    if failures <= budget.max_failures:
-        reason = f"{what}failure {failures} of at most {budget.max_failures} (requeue.max_failures)"
-        return Decision("requeued", reason, ending.exit_code)
-    return Decision("failed", f"{what}exit code {ending.exit_code}", ending.exit_code)
-
-
-def _attempts_without_progress(events: Sequence[Event]) -> int:
-    """Attempts in a row, this one included, that saved no new step; some do not even start."""
-    saved, count, has_started = -1, 0, False
-    for event in events:
-        if event["event"] == "started":
-            count, has_started = count + 1, True
-        elif event["event"] == "requeued":
-            count, has_started = count + (not has_started), False
-        elif event["event"] == "checkpoint" and event.get("step", -1) > saved:
-            saved, count = event["step"], 0
-    return count + (not has_started)
 
 
 def finish_attempt(
@@ -132,39 +39,54 @@ def finish_attempt(
         now = ask_stop_reason(environ, config.resources.warn_before_s)
         why = settle_reason(now, _early_reason(run_dir, attempt), time.time())
     events = since_sent(run_dir.read_events())  # read last: `cancel` may have written meanwhile
-    if terminated and _has_decided(events, attempt):
-        return exit_code  # an earlier call was ended by the very requeue that it had asked for
-    ending = Ending(exit_code, attempt, why, terminated, _ran_out_of_memory(run_dir, exit_code))
-    decision = decide(ending, events, _budget(config))
+    is_newer = _is_superseded(events, attempt, environ)
+    if is_newer or (terminated and _has_decided(events, attempt)):
+        return exit_code
+    ending = _ending(run_dir, exit_code, attempt, why, is_own_program=bool(config.command))
+    ending = dataclasses.replace(ending, terminated=terminated)
+    decision = decide(ending, events, config.requeue)
     _record(run_dir, decision, ending, events)
     if decision.event == "requeued" and why is not StopReason.REQUEUED:
         return _start_again(run_dir, decision, environ)
     return decision.exit_code
 
 
+def _is_superseded(events: Sequence[Event], attempt: int, environ: Mapping[str, str]) -> bool:
+    """A node came back late with a copy of a job that Slurm has started anew since: what becomes
+    of the run is for the newer attempt to decide. Elements of an array are jobs of their own.
+    """
+    newer = [event for event in events if event.get("attempt", 0) > attempt]
+    return any(event.get("job_id") == requeue_target(environ) for event in newer)
+
+
 def _has_decided(events: Sequence[Event], attempt: int) -> bool:
+    """An earlier call was ended by the very requeue that it had asked for."""
     own = [event for event in events if event.get("attempt") == attempt]
     return any(event["event"] == "requeued" for event in own)
 
 
-def _ran_out_of_memory(run_dir: RunDir, exit_code: int) -> bool:
-    """What srun and its daemon say of a process that the kernel has killed; its code is 137 too."""
-    if exit_code != 128 + signal.SIGKILL:
-        return False
-    last_words = b"\n".join(FileTail(run_dir.batch_log, _LAST_WORDS_BYTES).lines()).lower()
-    return b"out of memory" in last_words or b"oom" in last_words
+def _ending(
+    run_dir: RunDir, exit_code: int, attempt: int, why: StopReason, *, is_own_program: bool
+) -> Ending:
+    """All that is known of the end; srun's own words tell what its exit code hides."""
+    words = words_of_attempt(run_dir, attempt)
+    first = first_exit(words) if is_own_program and exit_code else None
+    code, culprit = first or (exit_code, "")
+    return Ending(
+        code,
+        attempt,
+        why,
+        out_of_memory=exit_code == 128 + signal.SIGKILL and has_run_out_of_memory(words),
+        culprit=culprit,
+        is_own_program=is_own_program,
+        time=time.time(),
+    )
 
 
 def _early_reason(run_dir: RunDir, attempt: int) -> Event:
     """What the main process was told when the stop signal came, an empty record if nothing."""
     told = [event for event in run_dir.read_events() if event["event"] == "stop_reason"]
     return next((event for event in reversed(told) if event.get("attempt") == attempt), {})
-
-
-def _budget(config: RunConfig) -> RequeueConfig:
-    """What a user's own program has saved cannot be seen from here, so it cannot be asked for."""
-    limits = config.requeue
-    return dataclasses.replace(limits, max_without_progress=0) if config.command else limits
 
 
 def _record(run_dir: RunDir, decision: Decision, ending: Ending, events: Sequence[Event]) -> None:

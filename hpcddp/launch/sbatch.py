@@ -60,4 +60,4 @@ def last_words(text: str) -> str:
     """What sbatch said, without its own prefix; else the last line of `text`."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     said = [line.removeprefix("sbatch: ") for line in lines if line.startswith("sbatch: ")]
-    return "; ".join(said) or (lines[-1] if lines else "no message")
+    return "; ".join(dict.fromkeys(said)) or (lines[-1] if lines else "no message")

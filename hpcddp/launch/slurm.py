@@ -6,6 +6,8 @@ ours. Its own batch text has no --cpus-per-task and --kill-on-bad-exit for srun,
 SIGTERM. So what runs on the nodes is `hpcddp run`, not a pickle.
 """
 
+import contextlib
+import io
 import os
 import re
 import shlex
@@ -18,6 +20,9 @@ from submitit.slurm.slurm import SlurmExecutor
 from hpcddp.errors import SubmissionFailed
 from hpcddp.launch.sbatch import last_words, sbatch_words
 from hpcddp.run_dir import RunDir
+
+# A terminal sends Ctrl-C to all of its programs; an sbatch that it ends may have queued the job.
+_DEAF_TO_CTRL_C = ("sh", "-c", 'trap "" INT; exec "$@"', "sh")
 
 
 class ScriptExecutor(SlurmExecutor):
@@ -33,7 +38,8 @@ class ScriptExecutor(SlurmExecutor):
         """Call sbatch and return the job id. Raises SubmissionFailed."""
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
-            return self._submit_command("").job_id
+            with contextlib.redirect_stderr(io.StringIO()):  # submitit prints what it also raises
+                return self._submit_command("").job_id
         except (FailedJobError, OSError) as error:
             raise SubmissionFailed(last_words(str(error))) from None
 
@@ -44,7 +50,7 @@ class ScriptExecutor(SlurmExecutor):
         return self.script
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-        words = sbatch_words(self.script, os.environ)
+        words = [*_DEAF_TO_CTRL_C, *sbatch_words(self.script, os.environ)]
         return [*words, "--parsable", *self.options, str(submission_file_path)]
 
     @staticmethod
@@ -69,5 +75,6 @@ def submit_to_slurm(run_dir: RunDir, *options: str) -> str:
             raise
         raise SubmissionFailed(
             f"{error}. Slurm may have taken the job all the same: before you send it again, look "
-            f"with `squeue --name={shlex.quote(run_dir.name)}`"
+            f"with `squeue --name={shlex.quote(run_dir.name)}`",
+            maybe_sent=True,
         ) from None

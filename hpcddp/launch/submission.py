@@ -2,18 +2,22 @@
 
 import os
 import shutil
+import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpcddp.cluster.options import check_text
+from hpcddp.config.layout import EXIT_FAILED
 from hpcddp.config.write import config_text
 from hpcddp.errors import ConfigError, SubmissionFailed
 from hpcddp.launch.code import record_code
 from hpcddp.launch.render import Place, option_warnings, render_script
 from hpcddp.launch.request import ResolvedRequest, check_sizes, processes_per_node
+from hpcddp.launch.watch.state import NOT_SUBMITTED
 from hpcddp.launch.watch.words import command_line
 from hpcddp.run_dir import RunDir, runs_root, write_atomically
 
@@ -49,14 +53,14 @@ def prepare_in(request: ResolvedRequest, run_dir: RunDir) -> Submission:
     return Submission(request, run_dir, script, warnings)
 
 
-def send(submission: Submission) -> str:
-    """Write the run directory, hand the job over, and return its job id.
+def send(submission: Submission, *options: str) -> str:
+    """Write the run directory, hand the job over with these options, and return its job id.
 
     Raises ConfigError when the run exists already, SubmissionFailed when Slurm refuses (the
     folder is then kept, with a `failed` event that says why).
     """
     write_run_dir(submission)
-    return send_job(submission)
+    return send_job(submission, *options)
 
 
 def send_job(submission: Submission, *options: str) -> str:
@@ -64,18 +68,41 @@ def send_job(submission: Submission, *options: str) -> str:
 
     `options` are further ones of sbatch, for this time only; what the script asks for wins.
     """
-    run_dir, config = submission.run_dir, submission.request.config
-    job_id = _send_to(submission, options)
-    run_dir.append_event(
-        "submitted",
-        run=run_dir.name,
-        launcher=submission.request.profile.launcher,
-        job_id=job_id,
-        cluster=submission.request.profile.name,
-        nodes=config.resources.nodes,
-        processes_per_node=processes_per_node(config, submission.request.profile),
-    )
+    run_dir = submission.run_dir
+    try:
+        with _interrupts_held():  # a job that was taken and not recorded would be lost
+            job_id = _send_to(submission, options)
+            _record_submission(submission, job_id=job_id)
+    except SubmissionFailed as error:
+        if error.maybe_sent:  # its own events will tell its id
+            _record_submission(submission)
+        reason = f"{NOT_SUBMITTED}: {error}"
+        run_dir.append_event("failed", reason=reason, exit_code=EXIT_FAILED)
+        raise
     return job_id
+
+
+def _record_submission(submission: Submission, **job_id: str) -> None:
+    config, profile = submission.request.config, submission.request.profile
+    submission.run_dir.append_event(
+        "submitted",
+        run=submission.run_dir.name,
+        launcher=profile.launcher,
+        **job_id,
+        cluster=profile.name,
+        nodes=config.resources.nodes,
+        processes_per_node=processes_per_node(config, profile),
+    )
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Ctrl-C takes effect at the end of the block."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def write_run_dir(submission: Submission) -> None:
@@ -127,11 +154,5 @@ def _send_to(submission: Submission, options: tuple[str, ...]) -> str:
         return submit_to_local(submission.run_dir)
     from hpcddp.launch.slurm import submit_to_slurm  # submitit takes 0.2 s to import
 
-    try:
-        own = [
-            word for word in options if f"\n#SBATCH {word.split('=')[0]}=" not in submission.script
-        ]
-        return submit_to_slurm(submission.run_dir, *own)
-    except SubmissionFailed as error:
-        submission.run_dir.append_event("failed", reason=f"not submitted: {error}", exit_code=1)
-        raise
+    own = [word for word in options if f"\n#SBATCH {word.split('=')[0]}=" not in submission.script]
+    return submit_to_slurm(submission.run_dir, *own)

@@ -8,7 +8,7 @@ from hpcddp.config.layout import ProcessLayout
 from hpcddp.config.schema import RunConfig
 from hpcddp.launch.history import FileTail, Record, newest_step
 from hpcddp.launch.scheduler import lost_nodes
-from hpcddp.launch.stop_reason import ask_stop_reason
+from hpcddp.launch.stop_reason import StopReason, ask_stop_reason
 from hpcddp.run_dir import RunDir
 from hpcddp.stop_flag import StopFlag
 
@@ -63,13 +63,14 @@ def _explain_predecessor(layout: ProcessLayout, run_dir: RunDir) -> None:
         return
     hosts = next((event["hosts"] for event in own if event.get("hosts")), ())
     lost = lost_nodes(hosts)
-    reason = {"reason": NODE_FAILURE, "nodes": lost} if lost else {"reason": "requeued by Slurm"}
-    run_dir.append_event("ended", attempt=layout.attempt - 1, **reason)
+    reason = NODE_FAILURE if lost else StopReason.REQUEUED.value
+    run_dir.append_event("ended", attempt=layout.attempt - 1, reason=reason, lost_nodes=lost)
 
 
 def _has_told_end(events: Sequence[Record]) -> bool:
     return any(
-        event["event"] in _ENDS and event.get("reason") != "requeued by Slurm" for event in events
+        event["event"] in _ENDS and event.get("reason") != StopReason.REQUEUED.value
+        for event in events
     )
 
 

@@ -147,6 +147,8 @@ def train_step(session: Session) -> torch.Tensor:
     _update_weights(session)
     state.step += 1
     state.samples_seen += task.plan.global_batch
+    if state.ema is not None:
+        state.ema.update(state.step)
     return loss_sum
 
 
@@ -181,10 +183,12 @@ def _evaluate(session: Session) -> Evaluation | None:
         session.watchdog.beat()
         return session.vote.ask()
 
-    evaluation = evaluate(session.state.model, session.eval_task, session.ranks, asked_to_stop)
+    model, weights = session.state.evaluated
+    evaluation = evaluate(model, session.eval_task, session.ranks, asked_to_stop)
     if evaluation is not None:
         session.journal.evaluated(
             step,
+            weights,
             epoch=round(session.task.epoch_at(step), 6),
             accuracy=evaluation.accuracy,
             eval_loss=evaluation.loss,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import resource
 import stat
 import subprocess
@@ -15,7 +16,7 @@ from click.testing import CliRunner
 from hpcddp.cli import status
 from hpcddp.cli.status import command
 from hpcddp.errors import HpcddpError
-from hpcddp.run_dir import RunDir
+from hpcddp.run_dir import RunDir, append_json_line
 
 
 @pytest.fixture
@@ -84,6 +85,32 @@ def test_lines_that_hpcddp_has_not_written_are_passed_over(root):
     for line in (b"\xff\x00{", b"[1]", b"null", b'{"event": 5}', b'{"event": null}', b"{}"):
         events.write_bytes(events.read_bytes() + line + b"\n")
     assert shown().splitlines()[1].split()[:2] == ["demo", "running"]
+
+
+FIELDS = [
+    "event", "time", "attempt", "job_id", "launcher", "host", "hosts", "reason", "exit_code",
+    "error", "step", "loss", "epoch", "accuracy", "images_per_s", "max_steps", "global_rank",
+    "world_size", "signal_time", "end_time", "began", "last_step", "nodes", "bytes", "seconds",
+    "suspected_ranks", "again", "failure", "by",
+]  # fmt: skip
+KINDS = [
+    "submitted", "launched", "started", "resumed", "first_step", "checkpoint", "signal", "stopped",
+    "stop_reason", "requeued", "ended", "failed", "cancelled", "cancel_failed", "hang",
+]  # fmt: skip
+VALUES = [None, True, -1, 2**70, 1.5, float("nan"), "x", [], ["a"], [1], {}, {"a": 1}]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_values_of_any_type_do_not_hide_the_run_nor_the_others(root, seed):
+    draw = random.Random(seed)
+    run_dir = make_run(root, "odd", "38", *draw.choices(KINDS, k=6))
+    for _ in range(12):
+        record = {name: draw.choice(VALUES) for name in draw.sample(FIELDS, 8)}
+        append_json_line(run_dir.events, {"event": draw.choice(KINDS)} | record)
+        append_json_line(run_dir.metrics, record)
+    make_run(root, "plain", "39", "submitted")
+    assert {status["run"] for status in json.loads(shown("--json"))} == {"odd", "plain"}
+    assert "odd" in shown("odd")
 
 
 def test_one_run_is_one_object_and_all_are_a_list(root):

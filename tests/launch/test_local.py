@@ -54,15 +54,34 @@ def test_a_run_sees_torchs_variables_and_ends_as_finished(workplace):
 def test_exit_code_75_starts_it_again_with_new_logs(workplace):
     code = (
         "import os, sys; n = int(os.environ['HPCDDP_ATTEMPT']); print('attempt', n);"
-        "sys.exit(75 if n < 4 else 0)"
+        "sys.exit(75 if n < 2 else 0)"
     )
     submit("r", code, nodes=1)
     assert hpcddp("wait", "r").returncode == 0
     run_dir = RunDir(workplace / "runs" / "r")
-    for attempt in range(5):
+    for attempt in range(3):
         assert run_dir.rank_log(attempt, 0).read_text() == f"attempt {attempt}\n"
-    assert kinds(run_dir).count("requeued") == 4
+    assert kinds(run_dir).count("requeued") == 2
     assert kinds(run_dir)[-1] == "finished"
+
+
+def test_a_program_that_always_answers_75_is_given_up(workplace):
+    submit("r", "import sys; sys.exit(75)", nodes=1)
+    done = hpcddp("wait", "r")
+    assert done.returncode == 75
+    assert "3 attempts in a row ended within 60 s by themselves" in done.stdout
+    assert kinds(RunDir(workplace / "runs" / "r")).count("requeued") == 2
+
+
+def test_a_signal_to_the_supervisor_alone_ends_the_run_with_all_its_processes(workplace):
+    submit("r", "import time; print('up', flush=True); time.sleep(600)")
+    run_dir = RunDir(workplace / "runs" / "r")
+    wait_until(lambda: run_dir.rank_log(0, 1).exists() and run_dir.rank_log(0, 1).stat().st_size)
+    os.kill(read_supervisor(run_dir)["pid"], signal.SIGTERM)
+    wait_until(lambda: not supervisor_alive(run_dir))
+    done = hpcddp("status", "r", "--json")
+    assert json.loads(done.stdout)["state"] == "cancelled"
+    assert "SIGTERM" in json.loads(done.stdout)["reason"]
 
 
 def test_75_without_a_requeue_is_the_end(tmp_path):

@@ -5,9 +5,11 @@ import pytest
 from hpcddp.config.load import Layer, resolve
 from hpcddp.config.schema import RequeueConfig
 from hpcddp.config.write import config_text
+from hpcddp.launch import decision as rules
 from hpcddp.launch import requeue, stop_reason
+from hpcddp.launch.decision import Ending
 from hpcddp.launch.history import since_sent
-from hpcddp.launch.requeue import Ending, finish_attempt
+from hpcddp.launch.requeue import finish_attempt
 from hpcddp.launch.scheduler import JobInfo
 from hpcddp.launch.stop_reason import StopReason
 from hpcddp.run_dir import RunDir
@@ -16,7 +18,7 @@ from hpcddp.run_dir import RunDir
 def decide(exit_code, events, budget, why=StopReason.UNKNOWN, *, terminated=False):
     attempt = max((event.get("attempt", 0) for event in events), default=0)
     ending = Ending(exit_code, attempt, why, terminated)
-    return requeue.decide(ending, since_sent(events), budget)
+    return rules.decide(ending, since_sent(events), budget)
 
 
 def history(*kinds):
@@ -222,6 +224,104 @@ def test_a_call_that_its_own_requeue_ended_is_not_made_twice(run_dir, monkeypatc
     finish_attempt(run_dir, 75, environ)
     assert finish_attempt(run_dir, 75, environ, terminated=True) == 75
     assert [event["event"] for event in run_dir.read_events()].count("requeued") == 1
+
+
+def test_a_copy_that_slurm_has_replaced_decides_nothing(run_dir, monkeypatch):
+    monkeypatch.setattr(requeue, "_scontrol", lambda words: pytest.fail(f"asked for {words}"))
+    run_dir.append_event("launched", attempt=4, job_id="7")
+    before = run_dir.read_events()
+    assert finish_attempt(run_dir, 75, {"SLURM_JOB_ID": "7", "HPCDDP_ATTEMPT": "3"}) == 75
+    assert run_dir.read_events() == before
+
+
+def test_another_element_of_the_array_does_not_replace_this_one(run_dir, monkeypatch):
+    asked = []
+    monkeypatch.setattr(requeue, "_scontrol", lambda words: asked.append(words))
+    run_dir.append_event("launched", attempt=4, job_id="7_3")
+    array = {"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"}
+    finish_attempt(run_dir, 75, array | {"HPCDDP_ATTEMPT": "3"})
+    assert asked == [["requeue", "7_2"]]
+
+
+def own_program(*attempts):
+    """Events of a user's own program: for each attempt how long it ran and why it ended."""
+    events, now = [], 1000.0
+    for number, (seconds, reason) in enumerate(attempts):
+        events.append({"event": "started", "attempt": number, "time": now})
+        now += seconds
+        events.append({"event": "requeued", "attempt": number, "time": now, "reason": reason})
+    return events[:-1], Ending(
+        75, len(attempts) - 1, StopReason(attempts[-1][1]), is_own_program=True, time=now
+    )
+
+
+@pytest.mark.parametrize(
+    ("attempts", "event"),
+    [
+        ([(5, "stopped early")] * 2, "requeued"),
+        ([(5, "stopped early")] * 3, "failed"),
+        ([(5, "stopped early"), (5, "signalled"), (5, "stopped early")], "failed"),
+        # one that ran for a while has done something
+        ([(5, "stopped early"), (5, "stopped early"), (90, "stopped early")], "requeued"),
+        ([(5, "stopped early"), (90, "stopped early"), (5, "stopped early")], "requeued"),
+        # what Slurm ends early is not the program's doing
+        ([(5, "stopped early"), (5, "stopped early"), (5, "preempted")], "requeued"),
+        ([(5, "preempted"), (5, "stopped early"), (5, "stopped early")], "requeued"),
+    ],
+)
+def test_an_own_program_that_always_asks_for_one_more_start_is_stopped(attempts, event):
+    events, ending = own_program(*attempts)
+    decision = rules.decide(ending, events, RequeueConfig(max_without_progress=3))
+    assert decision.event == event
+    assert rules.decide(ending, events, RequeueConfig(max_without_progress=0)).event == "requeued"
+
+
+@pytest.fixture
+def own_run(run_dir):
+    layer = Layer("test", {"train": {"max_steps": 1}, "command": ["./program"]})
+    run_dir.config.write_text(config_text(resolve([layer])))
+    run_dir.batch_log.parent.mkdir()
+    return run_dir
+
+
+def srun_said(run_dir, attempt, *lines):
+    with run_dir.batch_log.open("a") as log:
+        log.write("\n".join([f"hpcddp: attempt {attempt}", *lines]) + "\n")
+
+
+def test_the_code_of_the_task_that_failed_first_is_the_jobs(own_run):
+    srun_said(own_run, 0, "srun: error: gpu-03: task 7: Exited with exit code 9")
+    srun_said(
+        own_run,
+        1,
+        "srun: error: gpu-01: tasks 0,2-3: Exited with exit code 3",
+        "srun: error: gpu-02: task 1: Terminated",
+    )
+    assert finish_attempt(own_run, 143, {"HPCDDP_ATTEMPT": "1"}) == 3
+    event = own_run.read_events()[-1]
+    assert (event["event"], event["exit_code"]) == ("failed", 3)
+    assert event["reason"] == "exit code 3 of tasks 0,2-3 on gpu-01"
+
+
+def test_a_task_that_a_signal_ended_first_leaves_sruns_code(own_run):
+    srun_said(
+        own_run,
+        0,
+        "srun: error: gpu-01: task 0: Segmentation fault",
+        "srun: error: gpu-02: task 1: Exited with exit code 1",
+    )
+    assert finish_attempt(own_run, 139, {}) == 139
+
+
+def test_a_program_that_fails_in_one_task_is_not_revived_for_the_75_of_the_others(own_run):
+    srun_said(
+        own_run,
+        0,
+        "srun: error: gpu-01: task 0: Exited with exit code 1",
+        "srun: error: gpu-01: task 1: Exited with exit code 75",
+    )
+    assert finish_attempt(own_run, 75, {"SLURM_JOB_ID": "7"}) == 1
+    assert own_run.read_events()[-1]["event"] == "failed"
 
 
 def test_a_finished_run_is_recorded_once(run_dir):

@@ -2,14 +2,17 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from click.testing import CliRunner
 
 from hpcddp.cli import group
 from hpcddp.errors import HpcddpError, SubmissionFailed
+from hpcddp.launch.history import read_history
 from hpcddp.launch.sbatch import last_words
 from hpcddp.launch.submission import check_run_name
 from hpcddp.run_dir import RunDir
@@ -173,6 +176,94 @@ def test_a_timeout_of_sbatch_does_not_pass_for_a_refusal(fake_sbatch):
     sbatch.write_text(f"#!/bin/bash\necho '{said}' >&2; exit 1\n")
     with pytest.raises(SubmissionFailed, match=r"taken the job all the same.*squeue --name=r"):
         hpcddp("submit", "--cluster", "generic", "--name", "r")
+
+
+def no_answer(workplace):
+    said = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
+    (workplace / "bin" / "sbatch").write_text(f"#!/bin/sh\necho '{said}' >&2; exit 1\n")
+
+
+def test_a_job_that_slurm_took_without_an_answer_tells_its_id_itself(fake_sbatch):
+    no_answer(fake_sbatch)
+    with pytest.raises(SubmissionFailed):
+        hpcddp("submit", "--cluster", "generic", "--name", "r")
+    run_dir = RunDir(fake_sbatch / "runs" / "r")
+    before = read_history(run_dir).submission
+    assert (before["launcher"], before.get("job_id")) == ("slurm", None)
+    run_dir.append_event("launched", attempt=0, job_id="4711")
+    assert read_history(run_dir).submission["job_id"] == "4711"
+
+
+def test_ctrl_c_while_slurm_takes_the_job_does_not_lose_its_id(fake_sbatch):
+    program = fake_sbatch / "bin" / "sbatch"
+    program.write_text("#!/bin/sh\necho > asked\nsleep 1\necho 4711\n")
+    words = [sys.executable, "-m", "hpcddp", "submit", "--cluster", "generic", "--name", "r"]
+    process = subprocess.Popen(words, start_new_session=True, stdout=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while not (fake_sbatch / "asked").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: all of its programs get it
+    assert process.wait(timeout=60) == 130
+    event = RunDir(fake_sbatch / "runs" / "r").read_events()[-1]
+    assert (event["event"], event["job_id"]) == ("submitted", "4711")
+
+
+def test_a_refused_job_is_shown_without_a_log_that_is_not_there(fake_sbatch):
+    (fake_sbatch / "refuse").touch()
+    with pytest.raises(SubmissionFailed):
+        hpcddp("submit", "--cluster", "generic", "--name", "r")
+    status = json.loads(hpcddp("status", "r", "--json").stdout)
+    assert (status["state"], status["reason"]) == (
+        "failed",
+        "not submitted: error: Invalid account",
+    )
+
+
+@pytest.mark.parametrize(
+    ("event", "options"),
+    [
+        ("finished", []),
+        ("started", ["--dependency=afterok:38", "--kill-on-invalid-dep=yes"]),
+    ],
+)
+def test_afterok_waits_for_a_run_that_goes_on(fake_sbatch, event, options):
+    before = RunDir(fake_sbatch / "runs" / "before")
+    before.path.mkdir(parents=True)
+    before.append_event("submitted", launcher="slurm", job_id="38")
+    before.append_event(event, attempt=0)
+    (fake_sbatch / "bin" / "squeue").write_text("#!/bin/sh\n" + squeue_line("38", "RUNNING"))
+    (fake_sbatch / "bin" / "squeue").chmod(0o755)
+    hpcddp("submit", "--cluster", "generic", "--name", "r", "--afterok", "before")
+    *_, script = words = (fake_sbatch / "sbatch.args").read_text().splitlines()
+    assert words == ["--parsable", *options, script]
+
+
+def squeue_line(job_id, state):
+    values = [job_id, state, "main", "0", "0", "1", "1", "9999999999", "n1", "None"]
+    return f"echo '{'|'.join(values)}'\n"
+
+
+@pytest.mark.parametrize(
+    ("event", "cluster", "said"),
+    [
+        ("failed", "generic", "would never start"),
+        ("cancelled", "generic", "would never start"),
+        ("started", "local", "only Slurm can let one job wait"),
+    ],
+)
+def test_afterok_refuses_a_wait_without_an_end(fake_sbatch, event, cluster, said):
+    before = RunDir(fake_sbatch / "runs" / "before")
+    before.path.mkdir(parents=True)
+    before.append_event("submitted", launcher="slurm", job_id="38")
+    before.append_event(event, attempt=0)
+    (fake_sbatch / "bin" / "squeue").write_text(
+        "#!/bin/sh\n" + (squeue_line("38", "RUNNING") if event == "started" else "exit 1\n")
+    )
+    (fake_sbatch / "bin" / "squeue").chmod(0o755)
+    with pytest.raises(HpcddpError, match=said):
+        hpcddp("submit", "--cluster", cluster, "--name", "r", "--afterok", "before")
+    assert not (fake_sbatch / "runs" / "r").exists()
 
 
 def test_a_folder_that_cannot_be_filled_does_not_occupy_the_name(fake_sbatch, monkeypatch):

@@ -195,7 +195,7 @@ def test_an_error_nobody_thought_of_is_reported_too(saver, state, monkeypatch, c
 def test_training_survives_a_run_directory_that_cannot_be_written_to(tmp_path, caplog):
     journal = Journal(RunDir(tmp_path / "gone"), ProcessLayout())
     journal.not_saved(3, "full")
-    journal.evaluated(3, accuracy=0.5)
+    journal.evaluated(3, "model", accuracy=0.5)
     assert caplog.text.count("Cannot write to the run directory") == 2
 
 

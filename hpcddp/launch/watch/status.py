@@ -124,11 +124,12 @@ def _last_word(events: Sequence[Record]) -> Record | None:
 
 
 def _exit_code(events: Sequence[Record], job: JobInfo | None) -> int | None:
-    """The exit code in the run's last word, else the job's."""
+    """The exit code in the run's last word, else the job's; a job that never ran has none."""
     word = _last_word(events) or {}
     if word.get("event") == "finished":
         return EXIT_DONE
-    return word.get("exit_code", job.exit_code if job else None)
+    never_ran = job is not None and job.state == "CANCELLED" and not job.exit_code
+    return word.get("exit_code", job.exit_code if job and not never_ran else None)
 
 
 def _end_time(events: Sequence[Record], job: JobInfo | None) -> float | None:

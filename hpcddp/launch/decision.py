@@ -1,0 +1,131 @@
+"""Whether a run starts again: pure rules over how its attempt ended and the run's history."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpcddp.config.layout import EXIT_AGAIN, EXIT_DONE
+from hpcddp.config.schema import RequeueConfig
+from hpcddp.launch.stop_reason import StopReason
+from hpcddp.stop_flag import STOP_SIGNALS
+
+Event = Mapping[str, Any]
+# Slurm has ended the attempt for reasons of its own, and its user wants it to go on.
+_GOES_ON = (StopReason.PREEMPTED, StopReason.TIME_LIMIT, StopReason.REQUEUED)
+_BY_ITSELF = (StopReason.UNKNOWN.value, StopReason.SIGNALLED.value)
+_SHORT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How an attempt ended: srun's exit code, Slurm's reason, and whether Slurm has sent SIGTERM
+    to the batch script itself, as it does when it ends the whole job.
+
+    `culprit` names the tasks that ended first, where srun told; `time` is now, in Unix seconds.
+    """
+
+    exit_code: int
+    attempt: int = 0
+    why: StopReason = StopReason.UNKNOWN
+    terminated: bool = False
+    out_of_memory: bool = False
+    culprit: str = ""
+    is_own_program: bool = False  # a user's command, whose checkpoints nobody here can see
+    time: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What is to happen: the event to record, why, and the exit code of the job."""
+
+    event: str  # finished, requeued, failed or cancelled
+    reason: str
+    exit_code: int
+
+
+def decide(ending: Ending, events: Sequence[Event], budget: RequeueConfig) -> Decision:
+    """Pure: how the attempt ended, and the history since the user sent the run.
+
+    Exit codes are kept, so that a requeue never turns a failure into success. Slurm would also
+    requeue a cancelled job if it were asked, so where this shell was told to end and nobody knows
+    why, the answer is no.
+    """
+    exit_code, why = ending.exit_code, ending.why
+    if exit_code == EXIT_DONE:
+        return Decision("finished", "", EXIT_DONE)
+    asked_for = any(event["event"] == "cancelled" for event in events)
+    if asked_for or why is StopReason.CANCELLED or (ending.terminated and why not in _GOES_ON):
+        return Decision("cancelled", StopReason.CANCELLED.value, exit_code)
+    stopped_early = _stopped_early(ending, events)
+    if why is StopReason.REQUEUED:  # whatever the code says: the next attempt is queued already
+        return Decision("requeued", why.value, EXIT_AGAIN if stopped_early else exit_code)
+    if stopped_early:
+        return _after_stop(ending, events, budget)
+    return _after_failure(ending, events, budget)
+
+
+def _stopped_early(ending: Ending, events: Sequence[Event]) -> bool:
+    """The attempt left because it was told to, having saved whatever there was to save.
+
+    The first process to leave with 75 makes kill-on-bad-exit end slower ones, so the code may be
+    another one although all is saved. And until Python has installed its handlers a stop signal
+    simply ends it; a user's own program may have none at all.
+    """
+    if ending.exit_code == EXIT_AGAIN:
+        return True
+    kinds = {event["event"] for event in events if event.get("attempt") == ending.attempt}
+    if ending.exit_code - 128 in STOP_SIGNALS:
+        return not kinds & {"started", "failed"} or "stopped" in kinds or ending.why in _GOES_ON
+    return ending.exit_code > 128 and "stopped" in kinds
+
+
+def _after_stop(ending: Ending, events: Sequence[Event], budget: RequeueConfig) -> Decision:
+    if ending.is_own_program:
+        idle, what = _short_attempts(ending, events), f"ended within {_SHORT_S:.0f} s by themselves"
+    else:
+        idle, what = _attempts_without_progress(events), "made no progress"
+    if idle >= budget.max_without_progress > 0:
+        reason = f"{idle} attempts in a row {what} (requeue.max_without_progress)"
+        return Decision("failed", reason, EXIT_AGAIN)
+    return Decision("requeued", ending.why.value, EXIT_AGAIN)
+
+
+def _after_failure(ending: Ending, events: Sequence[Event], budget: RequeueConfig) -> Decision:
+    failures = 1 + sum(event["event"] == "requeued" and "failure" in event for event in events)
+    what = "out of memory, " if ending.out_of_memory else ""
+    if failures <= budget.max_failures:
+        reason = f"{what}failure {failures} of at most {budget.max_failures} (requeue.max_failures)"
+        return Decision("requeued", reason, ending.exit_code)
+    where = f" of {ending.culprit}" if ending.culprit else ""
+    return Decision("failed", f"{what}exit code {ending.exit_code}{where}", ending.exit_code)
+
+
+def _attempts_without_progress(events: Sequence[Event]) -> int:
+    """Attempts in a row, this one included, that saved no new step; some do not even start."""
+    saved, count, has_started = -1, 0, False
+    for event in events:
+        if event["event"] == "started":
+            count, has_started = count + 1, True
+        elif event["event"] == "requeued":
+            count, has_started = count + (not has_started), False
+        elif event["event"] == "checkpoint" and event.get("step", -1) > saved:
+            saved, count = event["step"], 0
+    return count + (not has_started)
+
+
+def _short_attempts(ending: Ending, events: Sequence[Event]) -> int:
+    """Attempts in a row, this one included, that left at once though Slurm had no reason to stop
+    them: a program that always asks for one more start would come back for ever.
+    """
+    began = {event["attempt"]: event["time"] for event in events if event["event"] == "started"}
+    ended = {ending.attempt: (ending.time, ending.why.value)}
+    for event in events:
+        if event["event"] == "requeued":
+            ended[event["attempt"]] = (event["time"], event.get("reason"))
+    count = 0
+    for attempt, (end_time, reason) in sorted(ended.items(), reverse=True):
+        is_short = end_time - began.get(attempt, end_time) < _SHORT_S
+        if not is_short or reason not in _BY_ITSELF:
+            break
+        count += 1
+    return count

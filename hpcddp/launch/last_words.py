@@ -1,0 +1,37 @@
+"""What srun said of its tasks in one attempt, read from the run's batch log. Asks nobody."""
+
+import re
+from collections.abc import Sequence
+
+from hpcddp.launch.history import FileTail
+from hpcddp.run_dir import RunDir
+
+_TAIL_BYTES = 256 * 1024
+# `srun: error: gpu-01: tasks 2-3: Exited with exit code 1`, or `Terminated`, `Killed` and others.
+_TASK_END = re.compile(r"srun: error: (\S+): (tasks? [\d,-]+): (?:Exited with exit code (\d+)|\w+)")
+
+
+def words_of_attempt(run_dir: RunDir, attempt: int) -> list[str]:
+    """The lines of the batch log since this attempt's script began, as far as the tail reaches."""
+    lines = FileTail(run_dir.batch_log, _TAIL_BYTES).lines()
+    words = [line.decode(errors="replace") for line in lines]
+    begins = [i for i, line in enumerate(words) if line == f"hpcddp: attempt {attempt}"]
+    return words[begins[-1] :] if begins else words
+
+
+def has_run_out_of_memory(words: Sequence[str]) -> bool:
+    """The kernel's kill for want of memory looks like any other SIGKILL; srun names it."""
+    text = "\n".join(words).lower()
+    return "out of memory" in text or "oom" in text
+
+
+def first_exit(words: Sequence[str]) -> tuple[int, str] | None:
+    """The code and name of the tasks that ended first, None where a signal ended those.
+
+    srun itself exits with the highest code of all, which is that of a task it has ended (143).
+    """
+    ends = [found for found in map(_TASK_END.search, words) if found]
+    if not ends or ends[0][3] is None:
+        return None
+    host, tasks, code = ends[0].groups()
+    return int(code), f"{tasks} on {host}"

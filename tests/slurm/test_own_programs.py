@@ -1,0 +1,46 @@
+"""The user's own program (`-- COMMAND`) on the real cluster: exit code, restarts, turn."""
+
+
+def test_the_programs_own_exit_code_is_the_jobs(hpcddp, cluster):
+    # One task fails, and srun ends the other: its own code would be 143, that of the other.
+    script = '[ "$RANK" = 1 ] && { sleep 2; exit 3; }; exec sleep 300'
+    job_id = hpcddp.submit("own", command=["bash", "-c", script])
+    status = hpcddp.wait_for("own", "failed")
+    assert status["exit_code"] == 3
+    assert "exit code 3 of task 1 on gpu-02" in status["reason"]
+    assert cluster.show(job_id)["ExitCode"] == "3:0"
+
+
+def test_a_program_that_always_asks_for_one_more_start_is_given_up(hpcddp, cluster):
+    hpcddp.submit("again", command=["bash", "-c", "exit 75"])
+    status = hpcddp.wait_for("again", "failed", timeout=120)
+    assert "3 attempts in a row ended within 60 s by themselves" in status["reason"]
+    assert len(status["attempts"]) == 3
+    assert len(hpcddp.events("again", "requeued")) == 2
+
+
+def test_afterok_waits_through_the_restarts_of_a_run(hpcddp, cluster):
+    first = 'until [ -e go ]; do sleep 0.2; done; [ "$HPCDDP_ATTEMPT" = 0 ] && exit 75; exit 0'
+    folder = hpcddp.runs.parent
+    script = f"cd {folder}; {first}"
+    hpcddp.submit("first", command=["bash", "-c", script])
+    hpcddp.submit("second", "--afterok", "first", command=["bash", "-c", "true"])
+    hpcddp.wait_for("first", "running")
+    waiting = hpcddp.status("second")
+    assert (waiting["state"], waiting["reason"]) == ("pending", "Dependency")
+    (folder / "go").touch()
+    hpcddp.wait_for("first", "finished", timeout=120)
+    hpcddp.wait_for("second", "finished")
+    first_end = hpcddp.events("first", "finished")[-1]["time"]
+    assert hpcddp.events("second", "launched")[0]["time"] > first_end
+    begins = hpcddp.run_dir("first").batch_log.read_text().split("hpcddp: attempt ")[1:]
+    assert [text[0] for text in begins] == ["0", "1"]
+
+
+def test_a_run_that_waits_for_one_that_fails_does_not_wait_for_ever(hpcddp):
+    hpcddp.submit("first", command=["bash", "-c", "sleep 3; exit 4"])
+    hpcddp.submit("second", "--afterok", "first", command=["bash", "-c", "true"])
+    hpcddp.wait_for("first", "failed")
+    status = hpcddp.wait_for("second", "cancelled")
+    assert status["exit_code"] is None
+    assert hpcddp.events("second", "launched") == []
