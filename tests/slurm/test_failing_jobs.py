@@ -142,3 +142,13 @@ def test_a_process_that_fails_before_the_others_are_up_is_a_failure_too(hpcddp, 
     cluster.wait(job_id, {"FAILED", "PENDING"})
     status = hpcddp.status("r")
     assert (status["state"], cluster.show(job_id)["Restarts"]) == ("failed", "0")
+
+
+def test_a_job_that_slurm_could_not_launch_is_not_sent_to_a_log_that_is_not_there(hpcddp, cluster):
+    hpcddp.submit("r", "resources.sbatch.hold=true", command=["true"])
+    logs = hpcddp.run_dir("r").batch_log.parent
+    logs.rename(logs.with_name("moved"))
+    cluster.run(["scontrol", "release", hpcddp.status("r")["job_id"]])
+    reason = hpcddp.wait_for("r", "failed")["reason"]
+    assert "JobLaunchFailure" in reason
+    assert "see " not in reason
