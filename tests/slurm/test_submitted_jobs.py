@@ -96,7 +96,8 @@ def test_slurms_input_variables_change_nothing_that_is_decided(hpcddp, cluster, 
     hpcddp.env |= {f"SBATCH_{name}": value for name, value in (wishes | contradict).items()}
     held = ["--partition", "main", "resources.sbatch.hold=true", "resources.mem=100M"]
     job_id = hpcddp.submit("r", *held, command=["true"])
-    [job] = cluster.show_all(job_id)  # not the elements of an array
+    job = cluster.show(job_id)
+    assert "ArrayJobId" not in job
     assert (job["JobName"], job["Partition"], job["TimeLimit"]) == ("r", "main", "00:07:00")
     assert (job["Requeue"], job["MinMemoryNode"]) == ("1", "100M")
     assert job["StdOut"] == job["StdErr"] == str(hpcddp.run_dir("r").batch_log)
@@ -122,15 +123,16 @@ def test_processes_get_the_cpus_and_further_options_that_were_asked_for(hpcddp, 
         'resources.sbatch.comment=it\'s "mine"; $HOME',
         "resources.srun.cpu-bind=none",
         "resources.srun.distribution=cyclic",
+        "resources.srun.exact=true",  # without --cpus-per-task a step of 22.05 gets 1 per task
     ]
-    ask = 'echo "$SLURM_CPUS_PER_TASK $OMP_NUM_THREADS $LOCAL_RANK $MASTER_ADDR" > "$0-$RANK"'
+    ask = 'echo "$SLURM_CPUS_ON_NODE $OMP_NUM_THREADS $LOCAL_RANK $MASTER_ADDR" > "$0-$RANK"'
     del hpcddp.env["OMP_NUM_THREADS"]
     job_id = hpcddp.submit("r", *words, command=["bash", "-c", ask, str(tmp_path / "seen")])
     hpcddp.wait_for("r", "finished")
     seen = [(tmp_path / f"seen-{rank}").read_text().split() for rank in range(4)]
     assert [local_rank for *_, local_rank, _ in seen] == ["0", "0", "1", "1"]
     assert {(cpus, threads, address) for cpus, threads, _, address in seen} == {
-        ("2", "2", "gpu-01")
+        ("4", "2", "gpu-01")
     }
     job = cluster.show(job_id)
     assert (job["NumCPUs"], job["CPUs/Task"]) == ("8", "2")
