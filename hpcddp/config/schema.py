@@ -103,6 +103,7 @@ class CheckpointConfig:
     max_interval_s: float = 600.0  # the longest interval that is chosen
     keep_last: int = 2
     keep_every_steps: int | None = None  # also keep the first one at each multiple
+    keep_best: bool = False  # also save and keep the state with the best test accuracy so far
     strict_fingerprint: bool = False  # refuse to resume where the bits would differ
 
 

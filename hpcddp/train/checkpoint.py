@@ -28,10 +28,10 @@ from hpcddp.checkpoint_dir import (
     remove_left_overs,
     start_partial,
     synced_file,
-    thin_out,
     verify_checkpoint,
     write_manifest,
 )
+from hpcddp.checkpoint_kept import thin_out
 
 State = Mapping[str, Any]
 TakeTensor = Callable[[str, torch.Tensor], torch.Tensor]  # by its name in the state

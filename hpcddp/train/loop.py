@@ -11,6 +11,7 @@ from contextlib import nullcontext
 import torch
 from torch.nn.utils import clip_grad_norm_
 
+from hpcddp.checkpoint_kept import Best
 from hpcddp.config.layout import EXIT_AGAIN, EXIT_DONE, ProcessLayout
 from hpcddp.config.schema import RunConfig
 from hpcddp.run_dir import RunDir
@@ -195,6 +196,8 @@ def _evaluate(session: Session) -> Evaluation | None:
             samples=evaluation.samples,
             seconds=round(time.perf_counter() - begin, 3),
         )
+        best = Best(step, evaluation.accuracy, evaluation.loss, weights)
+        session.saver.save_if_best(session.state, best)
     return evaluation
 
 

@@ -178,6 +178,7 @@ def _build_saver(
         is_main=task.layout.is_main,
         saved_step=start_step,
         owner=owner,
+        keep_best=kept.keep_best,
     )
 
 
