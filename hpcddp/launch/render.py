@@ -65,6 +65,7 @@ def render_script(config: RunConfig, profile: ClusterProfile, place: Place) -> s
         run_name=place.run_dir.name,
         profile=profile,
         run_dir=str(place.run_dir.path),
+        work_dir=str(place.work_dir),
         python=place.python,
         cpus_per_process=config.resources.cpus_per_process or 1,
         launch_line=_launch_line(config.resources, profile, processes),

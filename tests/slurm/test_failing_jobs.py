@@ -63,6 +63,16 @@ def test_a_program_that_was_moved_away_before_the_job_starts_is_named(hpcddp, cl
     assert f"can't open file '{program}'" in hpcddp("logs", "r", "--rank", "0").stdout
 
 
+def test_a_folder_that_is_gone_by_the_time_the_job_starts_is_named(hpcddp, cluster, tmp_path):
+    place = tmp_path / "project"
+    place.mkdir()
+    words = ["submit", "--name", "r", "--cluster", "testcluster", HOLD, "--", "true"]
+    assert hpcddp(*words, cwd=place).returncode == 0
+    place.rmdir()
+    assert release(hpcddp, cluster, "r")["exit_code"] == 1  # Slurm itself would run it in /tmp
+    assert str(place) in hpcddp.run_dir("r").batch_log.read_text()
+
+
 def test_a_python_that_the_nodes_do_not_have_is_named(hpcddp, cluster, tmp_path):
     venv = tmp_path / "venv"
     venv.symlink_to(Path(sys.executable).parents[1])
