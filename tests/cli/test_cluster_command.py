@@ -53,6 +53,11 @@ def test_show_tells_queues_limits_gaps_and_sources(cluster):
     assert record["origins"]["env.NCCL_CROSS_NIC"] == "frontier"
 
 
+def warnings(answer):
+    """All but the one about the age of the profile, which comes with time."""
+    return [text for text in answer["warnings"] if "months ago" not in text]
+
+
 def row(rows, name):
     (found,) = [row for row in rows if row["name"] == name]
     return found
@@ -69,7 +74,7 @@ def test_explain_gives_each_value_its_layer_and_reason(cluster):
     net = row(answer["env"], "NCCL_NET")
     assert (net["value"], net["layer"]) == ("OFI", "frontier: variants.multi_node")
     assert row(answer["env"], "GLOO_SOCKET_IFNAME")["layer"] == "slingshot-amd"
-    assert answer["warnings"] == []
+    assert warnings(answer) == []
 
 
 def test_explain_shows_the_other_variant_on_one_node(cluster):
@@ -147,3 +152,11 @@ def test_work_of_one_explanation_does_not_grow_with_the_number_of_profiles(clust
     )
     cluster("explain", "frontier", "--nodes", "2")
     assert {path.stem for path in read} == {"frontier", "slingshot-amd"}
+
+
+def test_explain_tells_how_nodes_are_taken_away_and_how_old_that_is(cluster):
+    answer = document(cluster("explain", "mila", "resources.queue=long_grace", "--json"))
+    assert answer["preemption"].startswith("preemptible, notice 120 s: SIGTERM")
+    assert warnings(answer) == []
+    old = document(cluster("explain", "della", "--json"))
+    assert "months ago (2025-03)" in old["warnings"][0]

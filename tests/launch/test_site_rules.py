@@ -1,12 +1,13 @@
 """What a site refuses, limits and needs, from the profile to the script."""
 
+import datetime
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from hpcddp.errors import ConfigError
-from hpcddp.launch.explain import exported_warnings
+from hpcddp.launch.explain import explain, exported_warnings
 from hpcddp.launch.limits import longest_time
 from hpcddp.launch.render import option_warnings, render_script
 from hpcddp.launch.request import Request, check_sizes, resolve_request
@@ -270,6 +271,12 @@ def test_exported_variables_are_checked_at_submission(asked):
     profile = asked(GPUS + "env: {NCCL_ALGO: {value: Tree, why: measured}}").profile
     assert exported_warnings(profile, {"NCCL_ALGO": "Tree", "HOME": "/"}) == ()
     assert "TCP" in exported_warnings(profile, {"NCCL_IB_DISABLE": "1"})[0]
+
+
+@pytest.mark.parametrize(("today", "warns"), [((2027, 8, 31), False), ((2027, 9, 1), True)])
+def test_an_old_profile_is_said_to_be_old(asked, today, warns):
+    answer = explain(asked(GPUS + "verified_on: '2026-08'"), {}, datetime.date(*today))
+    assert any("13 months ago (2026-08)" in text for text in answer.warnings) == warns
 
 
 def test_an_interface_is_passed_on_unless_the_user_has_chosen(asked):
