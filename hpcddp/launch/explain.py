@@ -35,6 +35,7 @@ _ALWAYS = {
     "export": "the processes see the variables of the script",
     "signal": "the processes are warned before the time limit, and save",
 }
+_NETWORK = ("NCCL_", "TORCH_NCCL_", "RCCL_", "GLOO_", "FI_", "UCX_", "MIOPEN_")
 _FRESH_MONTHS = 12
 _NOT_SHOWN = ("job-name", "chdir", "output")
 
@@ -170,10 +171,13 @@ def _env_rows(
         for name, setting in settings.items():
             layer = profile.origins.get((section, name), profile.name)
             yield _env_row(name, setting, layer, options, environ)
-    for name, value in (("interface", profile.interface),):
-        if value:
-            layer = profile.origins.get((name,), profile.name)
-            yield Row("HPCDDP_INTERFACE", value.value, layer, value.why)
+    known = {*profile.env, *profile.caches}
+    for name in sorted(set(environ) - known):
+        if name.startswith(_NETWORK):
+            yield Row(name, environ[name], "your environment", "jobs inherit it")
+    if profile.interface:
+        layer = profile.origins.get(("interface",), profile.name)
+        yield Row("HPCDDP_INTERFACE", profile.interface.value, layer, profile.interface.why)
     if profile.host_suffix:
         layer = profile.origins.get(("host_suffix",), profile.name)
         yield Row("HPCDDP_HOST_SUFFIX", profile.host_suffix, layer, "names on the fast network")

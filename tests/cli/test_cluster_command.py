@@ -85,11 +85,14 @@ def test_explain_shows_the_other_variant_on_one_node(cluster):
 def test_explain_shows_what_the_user_s_environment_and_words_change(cluster, monkeypatch):
     monkeypatch.setenv("NCCL_CROSS_NIC", "0")
     monkeypatch.setenv("NCCL_IB_DISABLE", "1")
+    monkeypatch.setenv("HPCDDP_INTERFACE_OF_NOBODY", "1")
     words = ["resources.sbatch.network=null", "resources.sbatch.comment=hi", "resources.time=30"]
     answer = document(cluster("explain", "frontier", "--nodes", "2", *words, "--json"))
     nic = row(answer["env"], "NCCL_CROSS_NIC")
     assert (nic["value"], nic["layer"]) == ("0", "your environment")
     assert "wins over 1 of frontier" in nic["why"]
+    assert row(answer["env"], "NCCL_IB_DISABLE")["layer"] == "your environment"
+    assert "HPCDDP_INTERFACE_OF_NOBODY" not in {part["name"] for part in answer["env"]}
     assert row(answer["env"], "FI_CXI_RDZV_PROTO")["value"] == "(not set)"
     assert row(answer["sbatch"], "--comment")["layer"] == "command line"
     assert row(answer["sbatch"], "--time")["layer"] == "command line"
