@@ -3,6 +3,7 @@
 Knows no situation: queues, kinds of nodes and variants stay apart (`hpcddp.cluster.profile`).
 """
 
+import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -96,8 +97,11 @@ def _with_parents(name: str, environ: Mapping[str, str], below: tuple[str, ...])
     if name in below:
         raise ConfigError(f"Profiles extend each other: {' -> '.join((*below, name))}.")
     if name not in list_profiles(environ):
-        known = list_profiles(environ)
-        raise ConfigError(f"No cluster profile `{name}`. {did_you_mean(name, known)}")
+        near = difflib.get_close_matches(name, list_profiles(environ), n=1)
+        hint = f" Did you mean `{near[0]}`?" if near else ""
+        raise ConfigError(
+            f"No cluster profile `{name}`.{hint} `python -m hpcddp cluster list` shows all."
+        )
     path = find_config("clusters", name, environ)
     merged = Merged(name)
     parents = load_yaml_mapping(path).get("extends") or []
