@@ -132,10 +132,25 @@ def check_file(path: Path, values: Mapping[str, Any]) -> ProfileFile:
                 if setting is not None:
                     _check_setting(f"{where}: {section}.{name}", name, setting)
     given = build(ProfileFile, _without_nulls(values), str(path))
+    _check_numbers(path, given)
     for number, sign in enumerate(given.detect):
         if sum(map(bool, (sign.env, sign.file, sign.host))) != 1:
             raise ConfigError(f"{path}: detect[{number}] needs exactly one of env, file, host.")
     return given
+
+
+def _check_numbers(path: Path, given: ProfileFile) -> None:
+    """Refuse texts that should be numbers of nodes."""
+    for name, variant in given.variants.items():
+        nodes = variant.when.nodes if variant.when else ""
+        if not re.fullmatch(r"(\d+\+?)?", nodes):
+            raise ConfigError(
+                f'{path}: variants.{name}.when.nodes={nodes}: use "1", or "2+" for two or more.'
+            )
+    for block in (given, *given.nodes.values(), *given.queues.values(), *given.variants.values()):
+        for most in block.limits.time_by_nodes:
+            if not most.isdigit():
+                raise ConfigError(f"{path}: time_by_nodes: `{most}` is no number of nodes.")
 
 
 def check_names(merged: Merged) -> None:

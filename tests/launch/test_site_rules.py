@@ -25,7 +25,8 @@ def asked(workplace):
         folder = workplace / "configs" / "clusters"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "site.yaml").write_text(f"description: d\n{text}\n")
-        request = Request(cluster="site", resources={"nodes": nodes, **resources}, overrides=words)
+        resources |= {"nodes": nodes} if nodes else {}
+        request = Request(cluster="site", resources=resources, overrides=words)
         return resolve_request(request, {"HOME": str(workplace), **(environ or {})})
 
     return resolve
@@ -285,6 +286,18 @@ def test_an_interface_is_passed_on_unless_the_user_has_chosen(asked):
     for before, after in (("", "ib*"), ("export HPCDDP_INTERFACE=eth1;", "eth1")):
         words = ["bash", "-c", f'{before}{line}; printf %s "$HPCDDP_INTERFACE"']
         assert subprocess.run(words, capture_output=True, text=True).stdout == after
+
+
+def test_nodes_that_the_personal_file_asks_for_count_for_the_variants(workplace, asked):
+    own = workplace / ".config/hpcddp/clusters"
+    own.mkdir(parents=True)
+    (own / "site.local.yaml").write_text("defaults: {resources: {nodes: 2}}\n")
+    text = GPUS + "variants: {many: {when: {nodes: '2+'}}}"
+    assert asked(text).profile.variants_on == ("many",)
+    by_default = asked(text, nodes=None)
+    assert by_default.config.resources.nodes == 2
+    assert by_default.profile.variants_on == ("many",)
+    assert asked(text, nodes=1).profile.variants_on == ()
 
 
 def test_the_queue_and_its_resources_are_kept_for_a_resumed_run(asked):
