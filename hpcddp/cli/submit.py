@@ -41,7 +41,7 @@ def command(
     submission = prepare(request, typed["name"], os.environ)
     for sentence in submission.warnings:
         click.echo(f"Warning: {sentence}", err=True)
-    options = _waiting(afterok, submission.request.profile.launcher) if afterok else ()
+    options = _waiting(afterok, submission) if afterok else ()
     if dry_run:
         sys.exit(_show(submission))
     announce(submission, send(submission, *options))
@@ -51,10 +51,10 @@ def command(
         sys.exit(follow(submission.run_dir))
 
 
-def _waiting(run: str, launcher: str) -> tuple[str, ...]:
+def _waiting(run: str, submission: Submission) -> tuple[str, ...]:
     """Options of sbatch for a job that is to wait for this run."""
     [before] = Observer([find_run(runs_root(os.environ), run)]).look()
-    return afterok_options(before, launcher)
+    return afterok_options(before, submission)
 
 
 def announce(submission: Submission, job_id: str) -> None:
