@@ -22,7 +22,7 @@ def afterok_options(before: RunStatus, waiting: Submission) -> tuple[str, ...]:
         return ()
     if before.state in _OVER:
         raise HpcddpError(
-            f"--afterok {before.run}: that run is {before.state}, so a wait for it might never end. "
+            f"--afterok {before.run}: that run is {before.state}, so a wait might never end. "
             f"Go on with it first: {command_line('resume', before.run)}"
         )
     if launcher != "slurm" or before.launcher != "slurm" or before.job_id is None:
