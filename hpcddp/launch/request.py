@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcddp.cluster.profile import CLUSTER_VARIABLE, ClusterProfile, load_profile
-from hpcddp.config.batch import plan_batches
+from hpcddp.config.batch import check_processes, plan_batches
 from hpcddp.config.files import find_config, find_job
 from hpcddp.config.load import (
     Layer,
@@ -108,11 +108,7 @@ def check_sizes(config: RunConfig, profile: ClusterProfile) -> None:
     plan_batches(
         global_batch=train.global_batch, micro_batch=train.micro_batch, world_size=processes
     )
-    if train.replicas == "single" and processes > 1:
-        raise ConfigError(
-            f"train.replicas=single runs in one process, but {processes} were asked for. "
-            "Use train.replicas=ddp, or one node with one process."
-        )
+    check_processes(train.replicas, processes)
 
 
 def _job_name(request: Request, job: Layer) -> str:
