@@ -19,6 +19,10 @@ class Resources:
     processes_per_node: int | None = None  # one per GPU; without GPUs the profile's number
     cpus_per_process: int | None = None  # profile
     time: str | None = None  # Slurm's forms: minutes, HH:MM:SS, D-HH:MM:SS
+    queue: str | None = None  # a queue by the profile's name for it; None: its default
+    variant: str | None = None  # a named variant of the profile
+    container: str | None = None  # image to run in; how is up to the profile
+    project: str | None = None  # fills {project} in the profile's account and paths
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
