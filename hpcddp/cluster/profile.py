@@ -1,51 +1,45 @@
-"""What one cluster is like, read from configs/clusters. Knows no job, no torch.
+"""What one cluster is like for one submission. Knows no job, no torch.
 
-A profile is data: `defaults` are settings of `RunConfig` that hold for everybody there, `env`
-are variables for the processes, each with the reason why it is needed.
+A profile is data (configs/clusters). Which of its blocks hold depends on what is asked for; the
+narrower one wins: whole cluster < kind of node < queue < variants, and the user above all.
 """
 
-import dataclasses
+import os
+import re
 import shutil
-import typing
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from hpcddp.cluster.scrub import looks_secret
-from hpcddp.config.files import did_you_mean, find_config
+from hpcddp.cluster.detect import detect
+from hpcddp.cluster.profile_file import Merged, Path_, check_file, check_names, read_merged
+from hpcddp.cluster.profile_schema import EnvSetting, ProfileFile, When
+from hpcddp.config.build import build
+from hpcddp.config.files import did_you_mean
 from hpcddp.config.load import Layer
-from hpcddp.config.yaml_text import load_yaml_mapping
+from hpcddp.config.schema import Resources
 from hpcddp.errors import ConfigError
 
 CLUSTER_VARIABLE = "HPCDDP_CLUSTER"
+_APART = ("nodes", "queues", "variants")
+_ROUTES = ("partition", "qos", "constraint", "reservation")
+# Libraries that would otherwise wait for minutes for an answer from outside.
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"}
 
 
-@dataclass(frozen=True, slots=True)
-class EnvSetting:
-    """One environment variable of the processes, and why it is set."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ClusterProfile(ProfileFile):
+    """A profile settled for what is asked for: `queue` and `variants_on` are part of the fields.
 
-    value: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterProfile:
-    """Facts about one cluster.
-
-    `launcher` is slurm or local; `gpu_request` is the option that asks for GPUs: gpus-per-node,
-    gres, or none where there are none to ask for. `setup` are shell lines for the batch script
-    (modules). `host_suffix` turns a node name into its name on the fast network.
+    `origins` says for every value (`("env", "NCCL_NET")`) which file and block it is from.
     """
 
     name: str
-    description: str = ""
-    launcher: str = "slurm"
-    gpu_request: str = "gpus-per-node"
-    host_suffix: str = ""
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    env: Mapping[str, EnvSetting] = field(default_factory=dict)
-    setup: tuple[str, ...] = ()
+    queue: str = ""
+    variants_on: tuple[str, ...] = ()
+    origins: Mapping[Path_, str] = field(default_factory=dict)
+    files: tuple[Path, ...] = ()
 
     @property
     def has_gpus(self) -> bool:
@@ -54,22 +48,48 @@ class ClusterProfile:
     @property
     def layer(self) -> Layer:
         """The profile's settings as a layer of the configuration."""
-        return Layer(f"cluster {self.name}", self.defaults)
+        values = {**self.defaults}
+        options = {
+            kind: {name: setting.value for name, setting in getattr(self, kind).items()}
+            for kind in ("sbatch", "srun")
+            if getattr(self, kind)
+        }
+        if options:
+            values["resources"] = {**values.get("resources", {}), **options}
+        return Layer(f"cluster {self.name}", values)
+
+    @property
+    def general_layer(self) -> Layer:
+        """The layer without resources: those depend on what is asked for."""
+        values = {key: part for key, part in self.defaults.items() if key != "resources"}
+        return Layer(f"cluster {self.name}", values)
 
 
-def load_profile(name: str, environ: Mapping[str, str]) -> ClusterProfile:
-    """The profile of this name; `auto` is `generic` where `sbatch` exists.
+def load_profile(
+    name: str, environ: Mapping[str, str], asked: Resources | None = None
+) -> ClusterProfile:
+    """The profile of this name, settled for `asked`, where None is "the profile decides".
 
-    Raises ConfigError for unknown names and keys, and for a variable without a `why`.
+    `auto` is what `choose_profile` finds. Raises ConfigError for unknown names and keys, and for a
+    variable without a `why`.
     """
-    path = find_config("clusters", choose_profile(name, environ), environ)
-    return parse_profile(path, load_yaml_mapping(path))
+    merged = read_merged(choose_profile(name, environ), environ)
+    return settle(merged, asked or Resources(), environ)
 
 
 def choose_profile(name: str, environ: Mapping[str, str]) -> str:
-    """Turn `auto` into a profile's name."""
+    """Turn `auto` into a profile's name: the one detected, else `generic` where sbatch is.
+
+    Raises ConfigError where several fit, or none and there is no Slurm.
+    """
     if name != "auto":
         return name
+    matches = detect(environ)
+    if len(matches) > 1:
+        found = ", ".join(f"{match.name} ({match.reason})" for match in matches)
+        raise ConfigError(f"Several profiles fit this cluster: {found}. Name one: --cluster NAME.")
+    if matches:
+        return matches[0].name
     if shutil.which("sbatch", path=environ.get("PATH")):
         return "generic"
     raise ConfigError(
@@ -79,34 +99,152 @@ def choose_profile(name: str, environ: Mapping[str, str]) -> str:
 
 
 def parse_profile(path: Path, values: Mapping[str, Any]) -> ClusterProfile:
-    """Check and build one profile from the mapping of its file."""
-    known = typing.get_type_hints(ClusterProfile)
-    for key in values:
-        if key not in known or key == "name":
-            raise ConfigError(f"{path}: unknown key `{key}`. {did_you_mean(key, list(known))}")
-    profile = ClusterProfile(**values, name=path.stem)
-    for key, allowed in (
-        ("launcher", ("slurm", "local")),
-        ("gpu_request", ("gpus-per-node", "gres", "none")),
-    ):
-        if getattr(profile, key) not in allowed:
-            found = getattr(profile, key)
-            raise ConfigError(f"{path}: {key}={found}: use one of {', '.join(allowed)}.")
-    env = {name: _env_setting(path, name, value) for name, value in profile.env.items()}
-    return dataclasses.replace(profile, env=env, setup=tuple(profile.setup))
+    """Check and build one profile from the mapping of its file, which extends nothing."""
+    check_file(path, values)
+    merged = Merged(path.stem, files=(path,))
+    merged.put(values, lambda _: path.stem)
+    check_names(merged)
+    return settle(merged, Resources(), {})
 
 
-def _env_setting(path: Path, name: str, value: Any) -> EnvSetting:  # noqa: ANN401
-    if not isinstance(value, Mapping) or set(value) != {"value", "why"}:
-        raise ConfigError(
-            f"{path}: env.{name} needs a value and a reason: "
-            f'`{name}: {{value: "...", why: "..."}}`; found {value!r}.'
-        )
-    if looks_secret(name):
-        raise ConfigError(
-            f"{path}: env.{name} looks like a credential, and every job.sbatch would hold it. "
-            "Export it in your shell: jobs inherit it from there."
-        )
-    if not isinstance(value["value"], str):
-        raise ConfigError(f'{path}: env.{name}.value must be text; quote it: "{value["value"]}".')
-    return EnvSetting(value["value"], str(value["why"]))
+def settle(merged: Merged, asked: Resources, environ: Mapping[str, str]) -> ClusterProfile:
+    """The blocks that hold for `asked`, laid over each other."""
+    whole = merged.values
+    base = {key: value for key, value in whole.items() if key not in _APART}
+    settled = Merged(merged.name, files=merged.files)
+    settled.put(base, lambda path: merged.origins[path])
+    queue = _choose_queue(whole, asked)
+    node_type = whole.get("queues", {}).get(queue, {}).get("node_type", "")
+    if not node_type and len(whole.get("nodes", {})) == 1:
+        node_type = next(iter(whole["nodes"]))
+    _lay(settled, merged, "nodes", node_type)
+    _lay(settled, merged, "queues", queue)
+    on = tuple(_variants(settled.values, whole, asked, environ))
+    for variant in on:
+        _lay(settled, merged, "variants", variant)
+    _derive(settled, asked)
+    if node_type:
+        settled.values["node_type"] = node_type
+    built = build(ProfileFile, _filled(settled.values, asked, settled.values), merged.name)
+    return ClusterProfile(
+        **{part.name: getattr(built, part.name) for part in fields(ProfileFile)},
+        name=merged.name,
+        queue=queue,
+        variants_on=on,
+        origins=settled.origins,
+        files=merged.files,
+    )
+
+
+def _lay(settled: Merged, merged: Merged, kind: str, name: str) -> None:
+    block = merged.values.get(kind, {}).get(name)
+    if block:
+        block = {key: value for key, value in block.items() if key != "when"}
+        settled.put(block, lambda path: f"{merged.origins[(kind, name, *path)]}: {kind}.{name}")
+
+
+def _default(values: Mapping[str, Any], key: str) -> Any:  # noqa: ANN401
+    return values.get("defaults", {}).get("resources", {}).get(key)
+
+
+def _choose_queue(values: Mapping[str, Any], asked: Resources) -> str:
+    """The queue asked for by name, else by partition or QOS, else the default."""
+    queues = values.get("queues", {})
+    named = asked.queue or _default(values, "queue")
+    if named and not (asked.queue is None and (asked.partition or asked.qos)):
+        if named not in queues:
+            raise ConfigError(f"resources.queue={named}: {did_you_mean(named, queues)}")
+        return str(named)
+    default = values.get("default_queue", "")
+    if not (asked.partition or asked.qos):
+        return default
+    fitting = [name for name, queue in queues.items() if _fits(queue, asked)]
+    return default if default in fitting else next(iter(fitting), "")
+
+
+def _fits(queue: Mapping[str, Any], asked: Resources) -> bool:
+    """Nothing that the queue stands for contradicts what is asked, and something agrees."""
+    pairs = [(_default(queue, key), getattr(asked, key)) for key in _ROUTES]
+    both = [(here, there) for here, there in pairs if here and there]
+    needed = (asked.partition and _default(queue, "partition")) or (
+        asked.qos and _default(queue, "qos")
+    )
+    return bool(needed) and all(here == there for here, there in both)
+
+
+def _variants(
+    settled: Mapping[str, Any],
+    values: Mapping[str, Any],
+    asked: Resources,
+    environ: Mapping[str, str],
+) -> Iterator[str]:
+    """Names of the variants that hold, in the order of the file, the one asked for last."""
+    variants = values.get("variants", {})
+    named = asked.variant or _default(values, "variant")
+    if named and named not in variants:
+        raise ConfigError(f"resources.variant={named}: {did_you_mean(named, variants)}")
+    for name, variant in variants.items():
+        if "when" in variant and name != named:
+            when = build(When, variant["when"], f"variants.{name}.when")
+            if _holds(when, settled, asked, environ):
+                yield name
+    if named:
+        yield named
+
+
+def _holds(
+    when: When, settled: Mapping[str, Any], asked: Resources, environ: Mapping[str, str]
+) -> bool:
+    gpus = asked.gpus_per_node or _default(settled, "gpus_per_node")
+    in_node = settled.get("node", {}).get("gpus")
+    whole = bool(in_node) and gpus in (None, in_node)
+    least, plus, _ = when.nodes.partition("+")
+    return (
+        (not when.nodes or (asked.nodes >= int(least) if plus else asked.nodes == int(least)))
+        and when.whole_node in (None, whole)
+        and (not when.file or os.path.exists(when.file))
+        and (not when.env or when.env in environ)
+    )
+
+
+def _derive(settled: Merged, asked: Resources) -> None:
+    """What follows from other values: all GPUs of a node, the account, working offline."""
+    values = settled.values
+    if values.get("node", {}).get("gpus") and _default(values, "gpus_per_node") is None:
+        gpus = {"gpus_per_node": values["node"]["gpus"]}
+        settled.put({"defaults": {"resources": gpus}}, lambda _: "all of a node (node.gpus)")
+    project = asked.project or _default(values, "project")
+    if values.get("account") and project and not _default(values, "account"):
+        account = {"account": values["account"].replace("{project}", project)}
+        label = f"{settled.origins[('account',)]}: account template"
+        settled.put({"defaults": {"resources": account}}, lambda _: label)
+    if values.get("internet") == "none":
+        why = "compute nodes have no internet here, and the library would wait for it"
+        offline = {name: {"value": text, "why": why} for name, text in _OFFLINE.items()}
+        known = values.get("env", {})
+        new = {name: setting for name, setting in offline.items() if name not in known}
+        settled.put({"env": new}, lambda _: f"{settled.origins[('internet',)]}: internet none")
+
+
+def _filled(value: Any, asked: Resources, values: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    """`value` with {nodes}, {project} and {scratch}, {local} replaced, where they are known."""
+    known = {
+        "nodes": str(asked.nodes),
+        "project": asked.project or _default(values, "project"),
+        "scratch": values.get("scratch"),
+        "local": values.get("local", {}).get("path"),
+    }
+    for _ in range(2):  # scratch itself may hold {project}
+        value = _fill(value, {name: text for name, text in known.items() if text})
+    return value
+
+
+def _fill(value: Any, known: Mapping[str, str]) -> Any:  # noqa: ANN401
+    if isinstance(value, str):
+        return re.sub(r"(?<!\$)\{(\w+)\}", lambda found: known.get(found[1], found[0]), value)
+    if isinstance(value, Mapping):
+        return {key: _fill(part, known) for key, part in value.items()}
+    return [_fill(part, known) for part in value] if isinstance(value, list) else value
+
+
+__all__ = ["CLUSTER_VARIABLE", "ClusterProfile", "EnvSetting", "load_profile", "parse_profile"]

@@ -1,23 +1,33 @@
 """The batch script of a run: pure text from a resolved request. Needs no Slurm and no torch."""
 
-import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import jinja2
+from typing import TYPE_CHECKING, Any
 
 import hpcddp
 from hpcddp.cluster.option_values import parse_time_limit
-from hpcddp.cluster.options import check_options, check_text, check_value, long_name
+from hpcddp.cluster.options import check_options, check_text, long_name
 from hpcddp.cluster.profile import ClusterProfile
 from hpcddp.config.files import shipped_dir
 from hpcddp.config.schema import Resources, RunConfig
 from hpcddp.errors import ConfigError
+from hpcddp.launch.limits import check_forbidden, limit_warnings
 from hpcddp.launch.request import processes_per_node
-from hpcddp.run_dir import RunDir
+from hpcddp.launch.step import (
+    Place,
+    batch_env,
+    check_extra,
+    container_sbatch,
+    has_needed,
+    launch_line,
+    option_word,
+    srun_options,
+    task_lines,
+)
+
+if TYPE_CHECKING:
+    import jinja2
 
 # Set by hpcddp from other settings; a second value would contradict them silently.
 _OWNED = {
@@ -39,43 +49,52 @@ _OWNED = {
     "wait": "`submit` returns at once; use --follow or `hpcddp wait`",
     "wrap": "use `-- COMMAND`",
 }
-_OWNED_SRUN = {"kill-on-bad-exit", "cpus-per-task", "output", "error", "open-mode", "export"}
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a job runs: facts of the submitting process that end up in the script."""
-
-    run_dir: RunDir
-    python: str
-    work_dir: Path
 
 
 def render_script(config: RunConfig, profile: ClusterProfile, place: Place) -> str:
     """The whole text of job.sbatch. Raises HpcddpError for options Slurm would refuse."""
     for path in (place.run_dir.path, place.work_dir, Path(place.python)):
         check_text(str(path), "path")
-    processes = processes_per_node(config, profile)
-    directives = sbatch_options(config.resources, profile, place, processes)
-    check_options(directives)
-    template = _environment().get_template("job.sbatch.j2")
+    resources, processes = config.resources, processes_per_node(config, profile)
+    directives = sbatch_options(resources, profile, place, processes)
+    check_options(_per_process(directives, profile, processes))
+    if profile.launcher == "slurm":
+        check_forbidden(profile, directives, srun_options(resources, profile, processes, place))
+    template = _template()
     return template.render(
-        directives=[_option(key, value) for key, value in directives.items()],
+        directives=[option_word(key, value) for key, value in directives.items()],
         version=hpcddp.__version__,
         run_name=place.run_dir.name,
         profile=profile,
         run_dir=str(place.run_dir.path),
         work_dir=str(place.work_dir),
         python=place.python,
-        cpus_per_process=config.resources.cpus_per_process or 1,
-        launch_line=_launch_line(config.resources, profile, processes),
+        cpus_per_process=resources.cpus_per_process or 1,
+        env=tuple(batch_env(profile, directives)),
+        task_lines=task_lines(profile),
+        launch_line=launch_line(resources, profile, processes, place),
     )
 
 
 def option_warnings(config: RunConfig, profile: ClusterProfile, place: Place) -> tuple[str, ...]:
     """What Slurm would accept in silence and a user would regret."""
     processes = processes_per_node(config, profile)
-    return check_options(sbatch_options(config.resources, profile, place, processes))
+    options = sbatch_options(config.resources, profile, place, processes)
+    said = check_options(_per_process(options, profile, processes))
+    unset = [
+        f"{name}={setting.value} is not set: it needs --{setting.needs}, which is not asked for."
+        for name, setting in profile.env.items()
+        if not has_needed(setting, options)
+    ]
+    return (*said, *limit_warnings(config.resources, profile, processes), *unset)
+
+
+def _per_process(
+    options: Mapping[str, Any], profile: ClusterProfile, processes: int
+) -> dict[str, Any]:
+    """The options as if there were a task per process, where torchrun has one per node."""
+    by_node = {"ntasks-per-node": processes} if profile.launch == "torchrun" else {}
+    return {**options, **by_node}
 
 
 def sbatch_options(
@@ -85,9 +104,8 @@ def sbatch_options(
     wanted = {
         "job-name": place.run_dir.name,
         "nodes": resources.nodes,
-        "ntasks-per-node": processes,
-        "cpus-per-task": resources.cpus_per_process,
-        **_gpu_option(profile, processes),
+        **_task_options(resources, profile, processes),
+        **_gpu_option(resources, profile, processes),
         "time": _time_limit(resources),
         "partition": resources.partition,
         "account": resources.account,
@@ -102,17 +120,34 @@ def sbatch_options(
         "open-mode": "append",
         "chdir": str(place.work_dir),
         "output": str(place.run_dir.batch_log),
+        **container_sbatch(resources, profile),
     }
     extra = {long_name(key): value for key, value in resources.sbatch.items()}
-    _check_extra("resources.sbatch", extra, {**_OWNED, **_named_settings(wanted)})
+    check_extra("resources.sbatch", extra, {**_OWNED, **_named_settings(wanted)})
     options = wanted | extra | ({"requeue": None} if extra.get("no-requeue") else {})
     return {key: value for key, value in options.items() if value not in (None, False)}
 
 
-def _gpu_option(profile: ClusterProfile, processes: int) -> dict[str, Any]:
-    if not profile.has_gpus:
+def _task_options(resources: Resources, profile: ClusterProfile, processes: int) -> dict[str, Any]:
+    if profile.launch == "torchrun":
+        return {
+            "ntasks-per-node": 1,
+            "cpus-per-task": (resources.cpus_per_process or 1) * processes,
+        }
+    return {"ntasks-per-node": processes, "cpus-per-task": resources.cpus_per_process}
+
+
+def _gpu_option(resources: Resources, profile: ClusterProfile, processes: int) -> dict[str, Any]:
+    request = profile.gpu_request
+    if request in ("none", "implied"):
         return {}
-    return {profile.gpu_request: f"gpu:{processes}" if profile.gpu_request == "gres" else processes}
+    per_task = processes if profile.launch == "torchrun" else 1
+    counts = {"gpus": processes * resources.nodes, "gpus-per-task": per_task}
+    count = counts.get(request, processes)
+    kind = f"{profile.gpu_type}:" if profile.gpu_type else ""
+    if request == "gres":
+        return {request: f"gpu:{kind}{count}"}
+    return {request: f"{kind}{count}" if kind else count}
 
 
 def _time_limit(resources: Resources) -> str | None:
@@ -137,46 +172,9 @@ def _named_settings(wanted: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _check_extra(section: str, extra: Mapping[str, Any], owned: Mapping[str, str]) -> None:
-    """Refuse what hpcddp sets itself and what cannot be an option."""
-    for key, value in extra.items():
-        if key in owned:
-            raise ConfigError(f"{section}.{key} is set by hpcddp: {owned[key]}.", "conflict")
-        if not re.fullmatch("[A-Za-z][A-Za-z0-9-]*", key):
-            raise ConfigError(f"{section}: `{key}` is no name of an option, such as `mail-type`.")
-        if isinstance(value, Mapping | list):
-            raise ConfigError(f"{section}.{key} needs one value, found {value}. Quote it as text.")
+def _template() -> "jinja2.Template":
+    import jinja2  # 60 ms that only a rendered script is worth
 
-
-def _launch_line(resources: Resources, profile: ClusterProfile, processes: int) -> str:
-    command = '"$python" -u -m hpcddp run --run-dir "$run_dir"'
-    if profile.launcher == "local":
-        return (
-            f'"$python" -u -m hpcddp.launch.local_step --nodes {resources.nodes} '
-            f'--processes-per-node {processes} --logs "$logs" -- \\\n  {command}'
-        )
-    extra = {long_name(key): value for key, value in resources.srun.items()}
-    owned = dict.fromkeys(_OWNED_SRUN, "it follows from the resources")
-    _check_extra("resources.srun", extra, owned)
-    options = {
-        "kill-on-bad-exit": 1,
-        "export": "ALL",
-        "cpus-per-task": resources.cpus_per_process or 1,
-        **extra,
-    }
-    words = " ".join(_option(key, value) for key, value in options.items())
-    logs = '--output="$logs/rank-%4t.log" --open-mode=append'
-    return f"srun {words} \\\n  {logs} \\\n  {command}"
-
-
-def _option(key: str, value: Any) -> str:  # noqa: ANN401
-    if value is True:
-        return f"--{key}"
-    check_value(str(value), key)
-    return f"--{key}={shlex.quote(str(value))}"
-
-
-def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(shipped_dir("slurm")),
         trim_blocks=True,
@@ -187,4 +185,4 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters["sh"] = shlex.quote
     environment.filters["comment"] = lambda text: " ".join(str(text).split())
-    return environment
+    return environment.get_template("job.sbatch.j2")

@@ -1,12 +1,13 @@
 """From what a user typed to a resolved configuration and profile. Sends nothing, writes nothing."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpcddp.cluster.profile import CLUSTER_VARIABLE, ClusterProfile, load_profile
-from hpcddp.config.batch import plan_batches
+from hpcddp.cluster.profile import CLUSTER_VARIABLE, ClusterProfile, choose_profile, settle
+from hpcddp.cluster.profile_file import read_merged
+from hpcddp.config.batch import check_processes, plan_batches
 from hpcddp.config.files import find_config, find_job
 from hpcddp.config.load import (
     Layer,
@@ -16,10 +17,12 @@ from hpcddp.config.load import (
     file_layer,
     resolve,
 )
-from hpcddp.config.schema import RunConfig
+from hpcddp.config.schema import Resources, RunConfig
 from hpcddp.errors import ConfigError
+from hpcddp.launch.limits import check_account
 
 DEFAULT_JOB = "digits"
+_MEMORY = ("mem", "mem_per_cpu", "mem_per_gpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +62,32 @@ def resolve_request(request: Request, environ: Mapping[str, str]) -> ResolvedReq
         named["cluster"] = environ[CLUSTER_VARIABLE]
     named |= overrides.values
     cluster = named["cluster"] if request.cluster is None else request.cluster
-    profile = load_profile(str(cluster), environ)
     train = file_layer(find_config("train", str(named["experiment"]), environ))
     command = {"command": list(request.command)} if request.command else {}
-    chosen = Layer("chosen", {"cluster": profile.name, **command})
-    layers = (profile.layer, train, job, environment_layer(environ), options, overrides, chosen)
-    resolved = resolve(layers)
+    above = (train, job, environment_layer(environ), options, overrides)
+    profile = settled_profile(str(cluster), above, environ)
+    queue = {"resources": {"queue": profile.queue}} if profile.queue else {}
+    chosen = Layer("chosen", {"cluster": profile.name, **queue, **command})
+    resolved = resolve((_without_other_memory(profile.layer, above), *above, chosen))
     return ResolvedRequest(resolved, profile, _job_name(request, job))
+
+
+def settled_profile(
+    name: str, above: Sequence[Layer], environ: Mapping[str, str]
+) -> ClusterProfile:
+    """The profile for what the layers above it ask for: their nodes, queue, GPUs ..."""
+    merged = read_merged(choose_profile(name, environ), environ)
+    general = settle(merged, Resources(), environ).general_layer
+    return settle(merged, resolve((general, *above)).config.resources, environ)
+
+
+def _without_other_memory(layer: Layer, above: Sequence[Layer]) -> Layer:
+    """The profile's layer without its memory, where somebody asks for memory in another way."""
+    if not any(key in (part.values.get("resources") or {}) for part in above for key in _MEMORY):
+        return layer
+    resources = layer.values.get("resources", {})
+    kept = {key: value for key, value in resources.items() if key not in _MEMORY}
+    return Layer(layer.name, {**layer.values, "resources": kept})
 
 
 def processes_per_node(config: RunConfig, profile: ClusterProfile) -> int:
@@ -102,17 +124,14 @@ def world_size(config: RunConfig, profile: ClusterProfile) -> int:
 def check_sizes(config: RunConfig, profile: ClusterProfile) -> None:
     """Raise ConfigError now for what would only fail after hours in the queue."""
     processes = world_size(config, profile)
+    check_account(config.resources, profile)
     if config.command:
         return
     train = config.train
     plan_batches(
         global_batch=train.global_batch, micro_batch=train.micro_batch, world_size=processes
     )
-    if train.replicas == "single" and processes > 1:
-        raise ConfigError(
-            f"train.replicas=single runs in one process, but {processes} were asked for. "
-            "Use train.replicas=ddp, or one node with one process."
-        )
+    check_processes(train.replicas, processes)
 
 
 def _job_name(request: Request, job: Layer) -> str:

@@ -79,5 +79,5 @@ def _prepare_again(
     run_dir: RunDir, overrides: Sequence[str], environ: Mapping[str, str]
 ) -> Submission:
     resolved = read_resolved(run_dir, command_line_layer(overrides))
-    profile = load_profile(resolved.config.cluster, environ)
+    profile = load_profile(resolved.config.cluster, environ, resolved.config.resources)
     return prepare_in(ResolvedRequest(resolved, profile, run_dir.name), run_dir)

@@ -1,0 +1,188 @@
+"""Files of configs/clusters: strict reading, inheritance, and which file each value is from.
+
+Knows no situation: queues, kinds of nodes and variants stay apart (`hpcddp.cluster.profile`).
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpcddp.cluster.profile_schema import ProfileFile
+from hpcddp.cluster.scrub import looks_secret
+from hpcddp.config.build import build
+from hpcddp.config.files import did_you_mean, find_config, list_configs
+from hpcddp.config.yaml_text import load_yaml_mapping
+from hpcddp.errors import ConfigError
+
+Path_ = tuple[str, ...]
+PERSONAL = ".local"  # NAME.local.yaml: what one user adds to NAME; git ignores such files
+# What a file says about itself; a file that extends it does not inherit that.
+_OWN = (
+    "description", "site", "status", "verified_on", "sources", "unset", "successor", "aliases",
+    "detect", "extends", "notes",
+)  # fmt: skip
+_BLOCKS = ("nodes", "queues", "variants")
+_SETTINGS = ("env", "caches")
+_ONLY_IN = {"node_type": "queues", "when": "variants"}
+# Filled in by a shell between double quotes: nothing that could start a command or end the quotes.
+_EXPANDED = re.compile(r"[\w./:=,@%+^~ -]*(\$(\{\w+\}|\w+)[\w./:=,@%+^~ -]*)*")
+
+
+@dataclass(slots=True)
+class Merged:
+    """Values of a profile and of what it extends; `origins` names the file of every leaf."""
+
+    name: str
+    values: dict[str, Any] = field(default_factory=dict)
+    origins: dict[Path_, str] = field(default_factory=dict)
+    files: tuple[Path, ...] = ()
+
+    def put(self, top: Mapping[str, Any], origin_of: Callable[[Path_], str]) -> None:
+        """Lay `top` over the values: mappings merge, all else replaces, null removes."""
+        for path, value in leaves(top):
+            self._remove(path)
+            # Inside a block null waits, to remove what it is laid over once the block holds.
+            if value is not None or (path[0] in _BLOCKS and len(path) > 2):
+                _parent(self.values, path)[path[-1]] = value
+                self.origins[path] = origin_of(path)
+
+    def _remove(self, path: Path_) -> None:
+        _parent(self.values, path).pop(path[-1], None)
+        for known in [key for key in self.origins if key[: len(path)] == path]:
+            del self.origins[known]
+
+
+def leaves(values: Mapping[str, Any], prefix: Path_ = ()) -> Iterator[tuple[Path_, Any]]:
+    """Path and value of every leaf; a setting with its value and reason is one leaf."""
+    for key, value in values.items():
+        path = (*prefix, str(key))
+        if isinstance(value, Mapping) and "value" not in value:
+            yield from leaves(value, path)
+        else:
+            yield path, value
+
+
+def _parent(values: dict[str, Any], path: Path_) -> dict[str, Any]:
+    for part in path[:-1]:
+        below = values.get(part)
+        if not isinstance(below, dict):
+            below = values[part] = {}
+        values = below
+    return values
+
+
+def list_profiles(environ: Mapping[str, str]) -> dict[str, Path]:
+    """All profiles by name, without the personal additions."""
+    found = list_configs("clusters", environ)
+    return {name: path for name, path in found.items() if not name.endswith(PERSONAL)}
+
+
+def read_merged(name: str, environ: Mapping[str, str]) -> Merged:
+    """A profile with what it extends below it and the user's NAME.local.yaml above.
+
+    Raises ConfigError for an unknown name or key, for a setting without a reason, and for
+    profiles that extend each other in a circle.
+    """
+    merged = _with_parents(name, environ, ())
+    if name + PERSONAL in list_configs("clusters", environ):
+        _add(merged, find_config("clusters", name + PERSONAL, environ))
+    check_names(merged)
+    return merged
+
+
+def _with_parents(name: str, environ: Mapping[str, str], below: tuple[str, ...]) -> Merged:
+    if name in below:
+        raise ConfigError(f"Profiles extend each other: {' -> '.join((*below, name))}.")
+    if name not in list_profiles(environ):
+        known = list_profiles(environ)
+        raise ConfigError(f"No cluster profile `{name}`. {did_you_mean(name, known)}")
+    path = find_config("clusters", name, environ)
+    merged = Merged(name)
+    parents = load_yaml_mapping(path).get("extends") or []
+    for parent in parents if isinstance(parents, list) else [parents]:
+        above = _with_parents(str(parent), environ, (*below, name))
+        inherited = {key: value for key, value in above.values.items() if key not in _OWN}
+        merged.put(inherited, lambda key, above=above: above.origins[key])
+        merged.files += above.files
+    _add(merged, path)
+    return merged
+
+
+def _add(merged: Merged, path: Path) -> None:
+    values = load_yaml_mapping(path)
+    check_file(path, values)
+    merged.put(values, lambda _: path.stem)
+    merged.files += (path,)
+
+
+def check_file(path: Path, values: Mapping[str, Any]) -> ProfileFile:
+    """What one file says, checked; keys that it removes (null) are left out."""
+    for where, kind, block in _blocks(str(path), values):
+        for key, only in _ONLY_IN.items():
+            if key in block and kind != only:
+                raise ConfigError(f"{where}: `{key}` belongs into a block of `{only}`.")
+        for section in _SETTINGS:
+            for name, setting in (block.get(section) or {}).items():
+                if setting is not None:
+                    _check_setting(f"{where}: {section}.{name}", name, setting)
+    given = build(ProfileFile, _without_nulls(values), str(path))
+    for number, sign in enumerate(given.detect):
+        if sum(map(bool, (sign.env, sign.file, sign.host))) != 1:
+            raise ConfigError(f"{path}: detect[{number}] needs exactly one of env, file, host.")
+    return given
+
+
+def check_names(merged: Merged) -> None:
+    """Refuse names of queues and kinds of nodes that do not exist."""
+    values, where = merged.values, merged.files[-1] if merged.files else merged.name
+    queues, nodes = values.get("queues", {}), values.get("nodes", {})
+    default = values.get("default_queue")
+    if default and default not in queues:
+        raise ConfigError(f"{where}: default_queue={default}. {did_you_mean(default, queues)}")
+    for name, queue in queues.items():
+        kind = queue.get("node_type")
+        if kind and kind not in nodes:
+            raise ConfigError(
+                f"{where}: queues.{name}.node_type={kind} is no key of nodes. "
+                f"{did_you_mean(kind, nodes)}"
+            )
+
+
+def _blocks(where: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Name, kind ("" for the file itself) and content of every block."""
+    yield where, "", values
+    for kind in _BLOCKS:
+        for name, block in (values.get(kind) or {}).items():
+            if isinstance(block, Mapping):
+                yield f"{where}: {kind}.{name}", kind, block
+
+
+def _check_setting(where: str, name: str, setting: Any) -> None:  # noqa: ANN401
+    if not isinstance(setting, Mapping) or not {"value", "why"} <= set(setting):
+        raise ConfigError(
+            f"{where} needs a value and a reason: "
+            f'`{name}: {{value: "...", why: "..."}}`; found {setting!r}.'
+        )
+    if looks_secret(name):
+        raise ConfigError(
+            f"{where} looks like a credential, and every job.sbatch would hold it. "
+            "Export it in your shell: jobs inherit it from there."
+        )
+    value = setting["value"]
+    if not isinstance(value, str):
+        raise ConfigError(f'{where}.value must be text; quote it: "{value}".')
+    if not re.fullmatch(r"[A-Za-z_]\w*", str(name)):
+        raise ConfigError(f"{where}: `{name}` is no name of a variable.")
+    if "$" in value and not _EXPANDED.fullmatch(value):
+        raise ConfigError(
+            f"{where}.value={value}: beside $NAME only letters, digits and ./:=,@%+^~- may be "
+            "there. Use a line of setup_task for more."
+        )
+
+
+def _without_nulls(value: Any) -> Any:  # noqa: ANN401
+    if not isinstance(value, Mapping):
+        return value
+    return {key: _without_nulls(part) for key, part in value.items() if part is not None}

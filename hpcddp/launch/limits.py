@@ -1,0 +1,102 @@
+"""What a site allows, compared with what is asked for: sentences and refusals. Asks no Slurm."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hpcddp.cluster.option_values import parse_time_limit
+from hpcddp.cluster.profile import ClusterProfile
+from hpcddp.cluster.profile_schema import Limits
+from hpcddp.config.schema import Resources
+from hpcddp.errors import ConfigError
+
+
+def check_forbidden(profile: ClusterProfile, *options: Mapping[str, Any]) -> None:
+    """Raise ConfigError for an option of sbatch or srun that the site refuses."""
+    for name, reason in profile.forbidden.items():
+        if any(part.get(name) not in (None, False) for part in options):
+            raise ConfigError(
+                f"--{name} is refused on {profile.name}: {reason}. Leave it out. If the site has "
+                f"changed, allow it in clusters/{profile.name}.local.yaml: "
+                f"`forbidden: {{{name}: null}}`.",
+                "conflict",
+            )
+
+
+def check_account(resources: Resources, profile: ClusterProfile) -> None:
+    """Raise ConfigError where the site wants an account and none is known."""
+    if resources.account or not profile.account_required:
+        return
+    template = profile.account or "your account"
+    way = "resources.project=NAME" if "{project}" in template else "--account NAME"
+    key = "project" if "{project}" in template else "account"
+    raise ConfigError(
+        f"{profile.name} wants an account ({template}), and none is given. Type `{way}`, or "
+        f"write it down once, in ~/.config/hpcddp/clusters/{profile.name}.local.yaml: "
+        f"`defaults: {{resources: {{{key}: NAME}}}}`."
+    )
+
+
+def limit_warnings(
+    resources: Resources, profile: ClusterProfile, processes: int
+) -> tuple[str, ...]:
+    """Sentences about what is beyond the site's limits as the profile knows them.
+
+    Warnings, not errors: limits change, and Slurm has the last word.
+    """
+    where = f"{profile.name}{f', queue {profile.queue}' if profile.queue else ''}"
+    dated = f" (profile of {profile.verified_on})" if profile.verified_on else ""
+    found = [
+        *_of_status(profile),
+        *_of_size(resources, profile, processes),
+        *_of_time(resources, profile.limits),
+    ]
+    return tuple(f"{where}: {sentence}{dated}." for sentence in found)
+
+
+def longest_time(limits: Limits, nodes: int) -> str | None:
+    """The longest time limit that a job of so many nodes may ask for."""
+    found = [limits.time_max] if limits.time_max else []
+    for most, time in sorted(limits.time_by_nodes.items(), key=lambda pair: int(pair[0])):
+        if nodes <= int(most):
+            found.append(time)
+            break
+    if limits.node_hours:
+        found.append(str(int(limits.node_hours * 60 / nodes)))
+    return min(found, key=parse_time_limit, default=None)
+
+
+def _of_status(profile: ClusterProfile) -> Iterator[str]:
+    if profile.status in ("retired", "retiring"):
+        after = f"; its successor is {profile.successor}" if profile.successor else ""
+        yield f"the cluster is {profile.status}{after}"
+
+
+def _of_size(resources: Resources, profile: ClusterProfile, processes: int) -> Iterator[str]:
+    limits, node, nodes = profile.limits, profile.node, resources.nodes
+    if limits.nodes_max and nodes > limits.nodes_max:
+        yield f"{nodes} nodes, but at most {limits.nodes_max} are allowed"
+    if limits.nodes_min and nodes < limits.nodes_min:
+        yield f"{nodes} nodes, but at least {limits.nodes_min} are needed"
+    if limits.gpus_max and profile.has_gpus and nodes * processes > limits.gpus_max:
+        yield f"{nodes * processes} GPUs, but a job may have {limits.gpus_max}"
+    if node.gpus and profile.has_gpus and processes > node.gpus:
+        yield f"{processes} GPUs per node, but a node has {node.gpus}"
+    cpus = processes * (resources.cpus_per_process or 1)
+    if node.cpus and cpus > node.cpus:
+        most = max(node.cpus // processes, 1)
+        yield (
+            f"{processes} processes x {resources.cpus_per_process} CPUs = {cpus}, but a job gets "
+            f"at most {node.cpus} of a node and this one would never start: use "
+            f"resources.cpus_per_process={most}"
+        )
+
+
+def _of_time(resources: Resources, limits: Limits) -> Iterator[str]:
+    most = longest_time(limits, resources.nodes)
+    if resources.time is None:
+        return
+    asked = parse_time_limit(resources.time)
+    if most and asked > parse_time_limit(most):
+        yield f"--time {resources.time}, but {resources.nodes} node(s) may have at most {most}"
+    if limits.time_min and asked < parse_time_limit(limits.time_min):
+        yield f"--time {resources.time}, but at least {limits.time_min} is needed"

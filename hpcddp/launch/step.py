@@ -1,0 +1,207 @@
+"""The lines of the batch script that start the processes. Pure text; knows no Slurm directive.
+
+One srun task per process, or one torchrun per node; in a container or not; with what every
+process does first.
+"""
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcddp.cluster.options import check_value, long_name
+from hpcddp.cluster.profile import ClusterProfile
+from hpcddp.cluster.profile_schema import EnvSetting
+from hpcddp.config.schema import Resources
+from hpcddp.errors import ConfigError
+from hpcddp.run_dir import RunDir
+
+_OWNED = {"kill-on-bad-exit", "cpus-per-task", "output", "error", "open-mode", "export"}
+_IN_PROCESS = 'bash -c "$in_every_process" process'
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a job runs: facts of the submitting process that end up in the script."""
+
+    run_dir: RunDir
+    python: str
+    work_dir: Path
+
+
+def launch_line(resources: Resources, profile: ClusterProfile, processes: int, place: Place) -> str:
+    """The command, over several lines, whose exit code is the attempt's."""
+    if profile.launcher == "local":
+        return (
+            f'"$python" -u -m hpcddp.launch.local_step --nodes {resources.nodes} '
+            f'--processes-per-node {processes} --logs "$logs" -- \\\n'
+            f'  "$python" -u -m hpcddp run --run-dir "$run_dir"'
+        )
+    command = _process_command(resources, profile, processes, place)
+    if profile.launch_program:
+        step = f"{shlex.join(profile.launch_program)} \\\n  {command}"
+    else:
+        log = "node-%4n" if profile.launch == "torchrun" else "rank-%4t"
+        words = options_text(srun_options(resources, profile, processes, place))
+        step = f'srun {words} \\\n  --output="$logs/{log}.log" --open-mode=append \\\n  {command}'
+    if not profile.setup_node:
+        return step
+    once = f"srun --nodes={resources.nodes} --ntasks={resources.nodes} --ntasks-per-node=1"
+    return f'{once} bash -c "$on_every_node" node &&\n{step}'
+
+
+def srun_options(
+    resources: Resources, profile: ClusterProfile, processes: int, place: Place
+) -> dict[str, Any]:
+    """The options of srun in the order of the script; None is one that was taken out."""
+    extra = {long_name(key): value for key, value in resources.srun.items()}
+    check_extra("resources.srun", extra, dict.fromkeys(_OWNED, "it follows from the resources"))
+    cpus = resources.cpus_per_process or 1
+    per_node = {"ntasks-per-node": 1} if profile.launch == "torchrun" else {}
+    return {
+        "kill-on-bad-exit": 1,
+        "export": "ALL",
+        **per_node,
+        "cpus-per-task": cpus * processes if profile.launch == "torchrun" else cpus,
+        **_container_srun(resources, profile, place),
+        **extra,
+    }
+
+
+def container_sbatch(resources: Resources, profile: ClusterProfile) -> dict[str, Any]:
+    """Options of sbatch that a container needs."""
+    if not resources.container or profile.container.runtime != "shifter":
+        return {}
+    return {"image": resources.container}
+
+
+def task_lines(profile: ClusterProfile) -> tuple[str, ...]:
+    """What every process does before python, on its node; empty where there is nothing to do."""
+    return (
+        *(line for name, setting in profile.env.items() for line in _on_node(name, setting)),
+        *(line for name, setting in profile.caches.items() for line in _cache(name, setting)),
+        *profile.setup_task,
+    )
+
+
+def batch_env(profile: ClusterProfile, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Reason and shell line of every variable that is set in the batch script.
+
+    Left out: what each node fills in, and what needs an sbatch option that is not there.
+    """
+    for name, setting in profile.env.items():
+        if "$" not in setting.value and has_needed(setting, options):
+            yield setting.why, export_line(name, setting)
+
+
+def has_needed(setting: EnvSetting, options: Mapping[str, Any]) -> bool:
+    """False where the setting needs an sbatch option (`network=...`) that is not among these."""
+    name, _, value = setting.needs.partition("=")
+    return not setting.needs or str(options.get(name)) == value
+
+
+def export_line(name: str, setting: EnvSetting) -> str:
+    """Shell that sets the variable unless its user has; `prepend` puts it in front."""
+    value = f'"{setting.value}"' if "$" in setting.value else shlex.quote(setting.value)
+    if setting.prepend:
+        return f'export {name}={value}"${{{name}:+:${name}}}"'
+    return f'[ -n "${{{name}+set}}" ] || export {name}={value}'
+
+
+def _on_node(name: str, setting: EnvSetting) -> Iterator[str]:
+    if "$" in setting.value:
+        yield f"# {' '.join(setting.why.split())}"
+        yield export_line(name, setting)
+
+
+def _cache(name: str, setting: EnvSetting) -> Iterator[str]:
+    yield f"# {' '.join(setting.why.split())}"
+    yield export_line(name, setting)
+    yield f'mkdir -p "${name}"'
+
+
+def _process_command(
+    resources: Resources, profile: ClusterProfile, processes: int, place: Place
+) -> str:
+    python = shlex.quote(profile.container.python) if resources.container else '"$python"'
+    what = '-u -m hpcddp run --run-dir "$run_dir"'
+    if profile.launch == "torchrun":
+        rank = f"--node-rank-variable {profile.node_rank_variable} "
+        what = (
+            f"-u -m hpcddp.launch.torchrun_node --processes-per-node {processes} "
+            f'{rank if profile.node_rank_variable else ""}--logs "$logs" --run-dir "$run_dir"'
+        )
+    words = [_IN_PROCESS] if task_lines(profile) else []
+    return " \\\n  ".join(
+        [*words, *_container_words(resources, profile, place), f"{python} {what}"]
+    )
+
+
+def _container_words(resources: Resources, profile: ClusterProfile, place: Place) -> list[str]:
+    """What stands in front of the command."""
+    if not resources.container:
+        return []
+    container, image = profile.container, shlex.quote(resources.container)
+    if container.runtime == "none":
+        raise ConfigError(
+            f"resources.container={resources.container}, but profile {profile.name} does not say "
+            "how containers run there: it needs `container: {runtime: ...}`."
+        )
+    if container.runtime == "apptainer":
+        binds = shlex.quote(",".join(_mounts(profile, place)))
+        options = shlex.join(container.options)
+        return [
+            " ".join(["apptainer exec", *([options] * bool(options)), f"--bind {binds} {image}"])
+        ]
+    if container.runtime == "wrap":
+        return [shlex.join(w.replace("{image}", resources.container) for w in container.wrap)]
+    return ["shifter"] if container.runtime == "shifter" else []
+
+
+def _container_srun(resources: Resources, profile: ClusterProfile, place: Place) -> dict[str, Any]:
+    if not resources.container:
+        return {}
+    if profile.container.runtime == "environment":
+        return {"environment": resources.container}
+    if profile.container.runtime != "pyxis":
+        return {}
+    # The image's own values would win over those of the job, except for what is named here.
+    names = [*profile.env, *profile.caches, "HPCDDP_ATTEMPT", "HPCDDP_ATTEMPT_TIME"]
+    return {
+        "container-image": resources.container,
+        "container-mounts": ",".join(f"{path}:{path}" for path in _mounts(profile, place)),
+        "container-env": ",".join(names),
+    }
+
+
+def _mounts(profile: ClusterProfile, place: Place) -> list[str]:
+    own = [str(place.run_dir.path.parent), str(place.work_dir)]
+    return [*dict.fromkeys([*own, *profile.container.mounts])]
+
+
+def check_extra(section: str, extra: Mapping[str, Any], owned: Mapping[str, str]) -> None:
+    """Refuse what hpcddp sets itself and what cannot be an option. Raises ConfigError."""
+    for key, value in extra.items():
+        if key in owned:
+            raise ConfigError(f"{section}.{key} is set by hpcddp: {owned[key]}.", "conflict")
+        if not re.fullmatch("[A-Za-z][A-Za-z0-9-]*", key):
+            raise ConfigError(f"{section}: `{key}` is no name of an option, such as `mail-type`.")
+        if isinstance(value, Mapping | list):
+            raise ConfigError(f"{section}.{key} needs one value, found {value}. Quote it as text.")
+
+
+def options_text(options: Mapping[str, Any]) -> str:
+    """Options as words of one line."""
+    return " ".join(
+        option_word(key, value) for key, value in options.items() if value not in (None, False)
+    )
+
+
+def option_word(key: str, value: Any) -> str:  # noqa: ANN401
+    """`--key=value`, quoted for the shell and for sbatch, or a bare `--key`."""
+    if value is True:
+        return f"--{key}"
+    check_value(str(value), key)
+    return f"--{key}={shlex.quote(str(value))}"

@@ -1,0 +1,137 @@
+"""Every shipped profile renders to a script that is known in full, on one node and on two.
+
+A golden file is never written by a test run. After a change that is meant, make the new ones with
+`python tests/launch/test_profiles_rendered.py` and read the difference.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcddp.cluster.known_variables import KNOWN
+from hpcddp.cluster.profile import ClusterProfile, load_profile
+from hpcddp.cluster.profile_file import list_profiles, read_merged
+from hpcddp.cluster.variable_check import variable_warnings
+from hpcddp.config.files import shipped_dir
+from hpcddp.config.schema import Resources
+from hpcddp.launch.request import Request, resolve_request
+from hpcddp.launch.step import Place
+from hpcddp.run_dir import RunDir
+
+GOLDEN = Path(__file__).parent / "golden" / "profiles"
+HERE = {"HOME": "/nowhere"}
+NAMES = sorted(path.stem for path in (shipped_dir("configs") / "clusters").glob("*.yaml"))
+CASES = [(name, nodes) for name in NAMES for nodes in (1, 2)]
+RESOURCES = ("resources.project=proj",)
+# Where the profile cannot know it: what somebody has to type.
+TYPED = dict.fromkeys(
+    ("berzelius", "deltaai", "fir", "leonardo", "narval", "perlmutter", "rorqual"),
+    ("resources.account=acct",),
+)
+NO_SHAPE = ("efa", "ethernet", "gpudirect-tcpx", "infiniband", "roce", "slingshot-amd")
+TYPED |= dict.fromkeys((*NO_SHAPE, "slingshot-nvidia"), ("resources.gpus_per_node=4",))
+TYPED |= {"leonardo": ("resources.account=acct",), "della": ("resources.gpus_per_node=2",)}
+
+
+def rendered(name, nodes, *words):
+    from hpcddp.launch.render import render_script
+
+    overrides = (*RESOURCES, *TYPED.get(name, ()), *words)
+    asked = Request(cluster=name, resources={"nodes": nodes}, overrides=overrides)
+    request = resolve_request(asked, HERE)
+    run_dir = RunDir(Path("/shared/runs/run1"))
+    place = Place(run_dir, python="/opt/env/bin/python", work_dir=Path("/home/me/work"))
+    return render_script(request.config, request.profile, place)
+
+
+def golden(name, nodes):
+    return GOLDEN / f"{name}_{nodes}n.sbatch"
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """No configs folder of the place where the tests run."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "nodes"), CASES)
+def test_the_script_of_a_profile_is_unchanged(name, nodes):
+    assert rendered(name, nodes) == golden(name, nodes).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("name", "nodes"), CASES)
+def test_bash_accepts_the_script_of_every_profile(name, nodes):
+    check = subprocess.run(["bash", "-n"], input=rendered(name, nodes), text=True)
+    assert check.returncode == 0
+
+
+def test_no_golden_script_is_left_over():
+    assert sorted(GOLDEN.glob("*")) == sorted(golden(name, nodes) for name, nodes in CASES)
+
+
+def all_settled(name) -> list[ClusterProfile]:
+    """The profile in every queue, with every variant, on one node and on two."""
+    values = read_merged(name, HERE).values
+    queues, variants = [None, *values.get("queues", {})], [None, *values.get("variants", {})]
+    return [
+        load_profile(name, HERE, Resources(nodes=nodes, queue=queue, variant=variant))
+        for nodes in (1, 2)
+        for queue in queues
+        for variant in variants
+    ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_profile_says_where_it_is_from_and_why(name):
+    profile = load_profile(name, HERE)
+    assert profile.description
+    assert profile.status != "personal"
+    if profile.status == "generic":
+        return
+    assert profile.verified_on.startswith("20")
+    assert profile.sources
+    for settled in all_settled(name):
+        settings = {**settled.env, **settled.caches, **settled.sbatch, **settled.srun}
+        assert all(len(setting.why) > 15 for setting in settings.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_profile_sets_a_variable_that_nobody_reads_or_that_does_harm(name):
+    for settled in all_settled(name):
+        assert variable_warnings({key: part.value for key, part in settled.env.items()}) == ()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_profile_leaves_unset_it_does_not_set(name):
+    profile = load_profile(name, HERE)
+    left = {key for key in profile.unset if key.startswith(tuple(KNOWN))}
+    assert not left & set(profile.env)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_shipped_profile_hits_its_own_limits(name):
+    from hpcddp.launch.limits import limit_warnings
+    from hpcddp.launch.request import processes_per_node
+
+    if load_profile(name, HERE).status == "retired":
+        return
+    overrides = (*RESOURCES, *TYPED.get(name, ()))
+    request = resolve_request(Request(cluster=name, overrides=overrides), HERE)
+    processes = processes_per_node(request.config, request.profile)
+    assert limit_warnings(request.config.resources, request.profile, processes) == ()
+
+
+def test_the_families_are_there():
+    families = {name for name in list_profiles(HERE) if load_profile(name, HERE).status == "family"}
+    assert families == {*NO_SHAPE, "slingshot-nvidia"}
+
+
+if __name__ == "__main__":
+    GOLDEN.mkdir(exist_ok=True)
+    for old in GOLDEN.glob("*.sbatch"):
+        old.unlink()
+    for case in CASES:
+        golden(*case).write_text(rendered(*case), encoding="utf-8")
+    sys.stderr.write(f"{len(CASES)} scripts in {GOLDEN}\n")

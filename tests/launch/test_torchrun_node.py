@@ -1,0 +1,96 @@
+"""One torchrun per node: where its processes meet, where they write, and which code they leave."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hpcddp.cluster.profile import load_profile
+from hpcddp.config.load import Layer, command_line_layer, resolve
+from hpcddp.config.write import config_text
+from hpcddp.errors import HpcddpError
+from hpcddp.launch.step import Place, launch_line
+from hpcddp.launch.torchrun_node import torchrun_words
+from hpcddp.run_dir import RunDir
+
+JOB = {"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "gpu[07-08]", "SLURM_NODEID": "1"}
+
+
+def words_of(environ, tmp_path, **more):
+    return torchrun_words(
+        environ, processes_per_node=4, logs=tmp_path, command=["python", "x.py"], **more
+    )
+
+
+def test_all_nodes_derive_one_meeting_place_and_their_own_rank(tmp_path):
+    first = words_of({**JOB, "SLURM_NODEID": "0"}, tmp_path)
+    second = words_of({**JOB, "SLURM_STEP_ID": "5"}, tmp_path)
+    assert [word for word in first if word not in second] == ["--node-rank=0"]
+    assert {"--nnodes=2", "--nproc-per-node=4", "--master-addr=gpu07"} <= set(first)
+
+
+def test_a_requeued_job_meets_elsewhere(tmp_path):
+    again = words_of({**JOB, "SLURM_RESTART_COUNT": "1"}, tmp_path)
+    ports = {word for word in [*again, *words_of(JOB, tmp_path)] if "master-port" in word}
+    assert len(ports) == 2
+
+
+def test_the_name_on_the_fast_network_and_the_rank_of_mpirun_count(tmp_path):
+    environ = {**JOB, "HPCDDP_HOST_SUFFIX": "i", "PMI_RANK": "0"}
+    words = words_of(environ, tmp_path, node_rank_variable="PMI_RANK")
+    assert {"--node-rank=0", "--master-addr=gpu07i"} <= set(words)
+
+
+@pytest.mark.parametrize("missing", ["SLURM_JOB_NODELIST", "SLURM_NODEID"])
+def test_what_is_missing_is_named(missing, tmp_path):
+    with pytest.raises(HpcddpError, match=missing):
+        words_of({key: value for key, value in JOB.items() if key != missing}, tmp_path)
+
+
+def start(tmp_path, shell):
+    """The module on one pretended node with two processes that run a line of shell."""
+    resolved = resolve([Layer("test", {"command": ["bash", "-c", shell]}), command_line_layer([])])
+    (tmp_path / "config.yaml").write_text(config_text(resolved))
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "HPCDDP_"))}
+    environ = {
+        **JOB,
+        "SLURM_JOB_NODELIST": "localhost",
+        "SLURM_NODEID": "0",
+        "HPCDDP_DEVICE": "cpu",
+    }
+    words = ["--processes-per-node", "2", "--logs", str(tmp_path), "--run-dir", str(tmp_path)]
+    return subprocess.Popen(
+        [sys.executable, "-m", "hpcddp.launch.torchrun_node", *words], env={**kept, **environ}
+    )
+
+
+def test_every_process_has_its_ranks_and_its_own_log(tmp_path):
+    shell = 'echo "$RANK of $WORLD_SIZE, local $LOCAL_RANK"'
+    assert start(tmp_path, shell).wait(60) == 0
+    for rank in (0, 1):
+        said = (tmp_path / f"rank-000{rank}.log").read_text()
+        assert f"{rank} of 2, local {rank}" in said
+
+
+def test_a_stop_signal_reaches_the_processes_and_their_exit_code_is_kept(tmp_path):
+    shell = f'trap "exit 75" USR2; touch "{tmp_path}/ready-$RANK"; while :; do sleep 0.1; done'
+    process = start(tmp_path, shell)
+    while not all((tmp_path / f"ready-{rank}").exists() for rank in (0, 1)):
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(signal.SIGUSR2)
+    assert process.wait(60) == 75
+
+
+def test_the_script_starts_one_task_per_node_with_all_cores():
+    profile = load_profile("roihu", {"HOME": "/nowhere"})
+    object.__setattr__(profile, "launch", "torchrun")
+    place = Place(RunDir(Path("/r")), "/python", Path("/r"))
+    resources = resolve([profile.layer, Layer("t", {"train": {"max_steps": 1}})]).config.resources
+    line = launch_line(resources, profile, 4, place)
+    assert "--ntasks-per-node=1 --cpus-per-task=288" in line
+    assert "hpcddp.launch.torchrun_node --processes-per-node 4" in line
