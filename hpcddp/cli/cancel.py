@@ -10,10 +10,11 @@ import click
 
 from hpcddp.config.layout import EXIT_FAILED
 from hpcddp.errors import HpcddpError
+from hpcddp.launch.runs import find_run
 from hpcddp.launch.slurm_tool import tell
 from hpcddp.launch.supervisor import STOP_GRACE_S, stop_supervisor, supervisor_alive
 from hpcddp.launch.watch.observer import Observer
-from hpcddp.launch.watch.status import RunStatus, find_run
+from hpcddp.launch.watch.status import RunStatus
 from hpcddp.launch.watch.words import command_line
 from hpcddp.run_dir import RunDir, runs_root
 

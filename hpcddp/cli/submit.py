@@ -12,10 +12,10 @@ from hpcddp.config.write import config_text
 from hpcddp.launch.dependency import afterok_options
 from hpcddp.launch.explain import exported_warnings
 from hpcddp.launch.request import resolve_request, world_size
+from hpcddp.launch.runs import find_run
 from hpcddp.launch.sbatch import ask_sbatch
 from hpcddp.launch.submission import Submission, prepare, send
 from hpcddp.launch.watch.observer import Observer
-from hpcddp.launch.watch.status import find_run
 from hpcddp.launch.watch.words import command_line
 from hpcddp.run_dir import runs_root
 

@@ -77,7 +77,7 @@ def test_a_run_of_somebody_else_does_not_hide_the_others(root, monkeypatch):
     def refuses_theirs(path, mode):
         return theirs not in (path, *path.parents) and allows(path, mode)
 
-    monkeypatch.setattr("hpcddp.launch.watch.status.os.access", refuses_theirs)
+    monkeypatch.setattr(os, "access", refuses_theirs)
     assert [line.split()[0] for line in shown().splitlines()] == ["RUN", "mine"]
 
 
