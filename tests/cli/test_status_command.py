@@ -91,8 +91,8 @@ def test_lines_that_hpcddp_has_not_written_are_passed_over(root):
 FIELDS = [
     "event", "time", "attempt", "job_id", "launcher", "host", "hosts", "reason", "exit_code",
     "error", "step", "loss", "epoch", "accuracy", "images_per_s", "max_steps", "global_rank",
-    "world_size", "signal_time", "end_time", "began", "last_step", "nodes", "bytes", "seconds", "stall_s",
-    "suspected_ranks", "again", "failure", "by",
+    "world_size", "signal_time", "end_time", "began", "last_step", "nodes", "bytes", "seconds",
+    "stall_s", "suspected_ranks", "again", "failure", "by",
 ]  # fmt: skip
 KINDS = [
     "submitted", "launched", "started", "resumed", "first_step", "checkpoint", "signal", "stopped",
