@@ -16,7 +16,7 @@ from hpcddp.launch.runs import find_run
 from hpcddp.launch.sbatch import ask_sbatch
 from hpcddp.launch.submission import Submission, prepare, send
 from hpcddp.launch.watch.observer import Observer
-from hpcddp.launch.watch.words import command_line
+from hpcddp.launch.watch.words import command_line, count_text
 from hpcddp.run_dir import runs_root
 
 
@@ -66,18 +66,13 @@ def announce(submission: Submission, job_id: str) -> None:
     run = submission.run_dir.name
     click.echo(
         f"Run {run}: job {job_id} on cluster {profile.name}, "
-        f"{_count(config.resources.nodes, 'node')}, {_count(processes, 'process')}\n"
+        f"{count_text(config.resources.nodes, 'node')}, {count_text(processes, 'process')}\n"
         f"Folder {submission.run_dir.path}\n"
         f"Next:\n"
         f"  {command_line('status', run)}\n"
         f"  {command_line('logs', run, '--follow')}\n"
         f"  {command_line('cancel', run)}"
     )
-
-
-def _count(number: int, noun: str) -> str:
-    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
-    return f"{number} {noun if number == 1 else plural}"
 
 
 def _show(submission: Submission) -> int:
