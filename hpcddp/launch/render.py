@@ -129,21 +129,26 @@ def sbatch_options(
 
 
 def _task_options(resources: Resources, profile: ClusterProfile, processes: int) -> dict[str, Any]:
+    # One process for all GPUs also loads for all of them.
+    cpus, gpus = resources.cpus_per_process, _gpus_per_process(resources, processes)
     if profile.launch == "torchrun":
-        return {
-            "ntasks-per-node": 1,
-            "cpus-per-task": (resources.cpus_per_process or 1) * processes,
-        }
-    return {"ntasks-per-node": processes, "cpus-per-task": resources.cpus_per_process}
+        return {"ntasks-per-node": 1, "cpus-per-task": (cpus or 1) * gpus * processes}
+    return {"ntasks-per-node": processes, "cpus-per-task": cpus and cpus * gpus}
+
+
+def _gpus_per_process(resources: Resources, processes: int) -> int:
+    """1, but for train.replicas=dp; also 1 where there are no GPUs."""
+    return max(1, (resources.gpus_per_node or 0) // processes)
 
 
 def _gpu_option(resources: Resources, profile: ClusterProfile, processes: int) -> dict[str, Any]:
     request = profile.gpu_request
     if request in ("none", "implied"):
         return {}
-    per_task = processes if profile.launch == "torchrun" else 1
-    counts = {"gpus": processes * resources.nodes, "gpus-per-task": per_task}
-    count = counts.get(request, processes)
+    tasks = 1 if profile.launch == "torchrun" else processes
+    gpus = processes * _gpus_per_process(resources, processes)
+    counts = {"gpus": gpus * resources.nodes, "gpus-per-task": gpus // tasks}
+    count = counts.get(request, gpus)
     kind = f"{profile.gpu_type}:" if profile.gpu_type else ""
     if request == "gres":
         return {request: f"gpu:{kind}{count}"}
