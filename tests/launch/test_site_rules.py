@@ -119,7 +119,8 @@ LIMITS = (
         (2, ["resources.time=180"], ["--time 180", "02:00:00"]),
         (2, ["resources.time=5"], ["00:10:00 is needed"]),
         (2, ["resources.gpus_per_node=8"], ["a node has 4"]),
-        (2, ["resources.cpus_per_process=16"], ["= 64", "at most 32", "cpus_per_process=8"]),
+        (1, ["train.replicas=dp", "resources.cpus_per_process=16"], ["at least 2", "makes 64"]),
+        (2, ["resources.cpus_per_process=16"], ["makes 64", "at most 32", "use 8"]),
     ],
 )
 def test_what_is_beyond_the_limits_is_said_before_the_queue(asked, nodes, words, must_say):
