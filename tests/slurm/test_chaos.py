@@ -10,7 +10,7 @@ from hpcddp_user import Hpcddp, losses
 from interruptions import FEW, MANY, Victim, befall_all, next_ending, shuffled
 
 SAVE_EVERY = 5
-FEW_STEPS, MANY_STEPS = 72, 1100  # a node that is lost trains on until Slurm misses it
+FEW_STEPS, MANY_STEPS = 72, 500  # a node that is lost trains on until Slurm misses it
 RUN = (
     "train.model=resnet18", "train.global_batch=16", "train.seed=7", "train.ema_decay=0.9",
     "data.augment=shift", "data.image_size=16", "data.workers=1", "log.every_steps=1",
