@@ -14,6 +14,7 @@ from hpcddp.config.schema import Resources, RunConfig
 from hpcddp.errors import ConfigError
 from hpcddp.launch.limits import check_forbidden, limit_warnings
 from hpcddp.launch.request import processes_per_node
+from hpcddp.launch.sizes import cpus_of_process, gpus_per_process
 from hpcddp.launch.step import (
     Place,
     batch_env,
@@ -129,16 +130,11 @@ def sbatch_options(
 
 
 def _task_options(resources: Resources, profile: ClusterProfile, processes: int) -> dict[str, Any]:
-    # One process for all GPUs also loads for all of them.
-    cpus, gpus = resources.cpus_per_process, _gpus_per_process(resources, processes)
+    cpus = cpus_of_process(resources, processes)
     if profile.launch == "torchrun":
-        return {"ntasks-per-node": 1, "cpus-per-task": (cpus or 1) * gpus * processes}
-    return {"ntasks-per-node": processes, "cpus-per-task": cpus and cpus * gpus}
-
-
-def _gpus_per_process(resources: Resources, processes: int) -> int:
-    """1, but for train.replicas=dp; also 1 where there are no GPUs."""
-    return max(1, (resources.gpus_per_node or 0) // processes)
+        return {"ntasks-per-node": 1, "cpus-per-task": cpus * processes}
+    given = resources.cpus_per_process is not None
+    return {"ntasks-per-node": processes, "cpus-per-task": cpus if given else None}
 
 
 def _gpu_option(resources: Resources, profile: ClusterProfile, processes: int) -> dict[str, Any]:
@@ -146,7 +142,7 @@ def _gpu_option(resources: Resources, profile: ClusterProfile, processes: int) -
     if request in ("none", "implied"):
         return {}
     tasks = 1 if profile.launch == "torchrun" else processes
-    gpus = processes * _gpus_per_process(resources, processes)
+    gpus = processes * gpus_per_process(resources, processes)
     counts = {"gpus": gpus * resources.nodes, "gpus-per-task": gpus // tasks}
     count = counts.get(request, gpus)
     kind = f"{profile.gpu_type}:" if profile.gpu_type else ""

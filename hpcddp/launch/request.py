@@ -1,5 +1,6 @@
 """From what a user typed to a resolved configuration and profile. Sends nothing, writes nothing."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,8 +78,13 @@ def settled_profile(
 ) -> ClusterProfile:
     """The profile for what the layers above it ask for: their nodes, queue, GPUs ..."""
     merged = read_merged(choose_profile(name, environ), environ)
-    general = settle(merged, Resources(), environ).general_layer
-    return settle(merged, resolve((general, *above)).config.resources, environ)
+    general = settle(merged, Resources(), environ)
+    resolved = resolve((general.general_layer, *above))
+    asked = resolved.config.resources
+    nodes = general.defaults.get("resources", {}).get("nodes")
+    if nodes and "resources.nodes" not in resolved.sources:
+        asked = dataclasses.replace(asked, nodes=nodes)
+    return settle(merged, asked, environ)
 
 
 def _without_other_memory(layer: Layer, above: Sequence[Layer]) -> Layer:
