@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from hpcddp.cluster.drift import Finding
 from hpcddp.cluster.profile import ClusterProfile
 from hpcddp.cluster.profile_file import Merged
 from hpcddp.cluster.profile_schema import Preemption
@@ -73,6 +74,16 @@ def explanation_lines(answer: Explanation) -> list[str]:
         *_section("also run", _rows(answer.setup, joined=False)),
         *_section("warnings", answer.warnings),
     ]
+
+
+def drift_lines(name: str, findings: Sequence[Finding]) -> list[str]:
+    """One line per fact, what differs first, then the count."""
+    order = ("drift", "untested", "ok")
+    found = sorted(findings, key=lambda finding: order.index(finding.level))
+    rows = [("", "FACT", f"PROFILE {name}", "SLURM")]
+    rows += [(part.level, part.what, part.profile, part.live) for part in found]
+    count = sum(part.level == "drift" for part in findings)
+    return [*_table(rows), f"{len(findings)} facts, {count} differ"]
 
 
 def preemption_text(preempt: Preemption | None) -> str:
