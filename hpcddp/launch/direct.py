@@ -64,7 +64,8 @@ def _create_or_check(run_dir: RunDir, resolved: ResolvedRequest, layout: Process
     run_dir.append_event(
         "submitted",
         run=run_dir.name,
-        launcher=layout.launcher,
+        # who can be asked about the job: of a torchrun inside a Slurm job that is Slurm
+        launcher="slurm" if layout.requeue_target else layout.launcher,
         job_id=job_id,
         cluster=resolved.profile.name,
         nodes=layout.num_nodes,

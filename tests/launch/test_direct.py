@@ -1,8 +1,5 @@
 """Runs that nobody submits: what `hpcddp run` writes when its user's own script starts it."""
 
-import pytest
-
-from hpcddp.errors import ConfigError
 from hpcddp.launch.direct import open_run
 from hpcddp.launch.request import Request
 
@@ -33,12 +30,19 @@ def test_a_start_by_slurm_is_no_new_submission_but_another_job_is(workplace):
     assert submissions(workplace, SLURM_JOB_ID="9", SLURM_RESTART_COUNT="1") == ["7", "8", "9"]
 
 
-def test_elements_of_an_array_need_runs_of_their_own_only_where_their_settings_differ(workplace):
+def test_a_torchrun_inside_a_slurm_job_can_be_asked_about_there(workplace):
+    worker = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    worker |= {"GROUP_RANK": "0", "MASTER_ADDR": "n1", "MASTER_PORT": "29500"}
+    outside = {**worker, "TORCHELASTIC_RUN_ID": "x", "HPCDDP_DEVICE": "cpu"}
+    told = []
+    for name, environ in {"a": outside, "b": {**STEP, **outside}}.items():
+        environ["HPCDDP_RUNS_DIR"] = str(workplace / "runs")
+        [event] = open_run(Request(command=("true",)), name, environ).read_events()
+        told.append((event["launcher"], event["job_id"].partition("-")[0]))
+    assert told == [("torchrun", "pid"), ("slurm", "7")]
+
+
+def test_an_element_of_an_array_is_a_submission_under_its_own_number(workplace):
     element = {"SLURM_ARRAY_JOB_ID": "30", "SLURM_ARRAY_TASK_ID": "2"}
     assert submissions(workplace, **element) == ["30_2"]
-    with pytest.raises(ConfigError, match="exists with other settings"):
-        open_run(
-            Request(command=("false",)),
-            "demo",
-            {**STEP, **element, "HPCDDP_RUNS_DIR": str(workplace / "runs")},
-        )
+    assert submissions(workplace, **element, SLURM_RESTART_COUNT="1") == ["30_2"]
