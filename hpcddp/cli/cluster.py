@@ -1,10 +1,10 @@
 """`cluster`: which clusters are known, what one is like, and what a job would become there."""
 
 import dataclasses
+import datetime
 import json
 import os
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -77,7 +77,8 @@ def explain_(
     resources = {"nodes": nodes, "gpus_per_node": gpus_per_node}
     given = {key: value for key, value in resources.items() if value is not None}
     request = Request(cluster=name, resources=given, overrides=overrides)
-    answer = explain(resolve_request(request, os.environ), os.environ)
+    today = datetime.date.today()
+    answer = explain(resolve_request(request, os.environ), os.environ, today)
     _print(explanation_record(answer), lambda: explanation_lines(answer), as_json)
 
 
@@ -116,7 +117,7 @@ def _write(name: str | None, no_job: bool, known: list[str]) -> int:
         )
     partition = main_partition(live)
     facts = {} if no_job or partition is None else probe_node(partition.name)
-    text = survey_text(live, facts, time.strftime("%Y-%m-%d"))
+    text = survey_text(live, facts, datetime.date.today().isoformat())
     path = user_dirs(os.environ)[-1] / "clusters" / f"{name}.yaml"
     write_profile(text, path)
     click.echo(text, nl=False)

@@ -8,7 +8,7 @@ from hpcddp.cluster.drift import Finding
 from hpcddp.cluster.profile import ClusterProfile
 from hpcddp.cluster.profile_file import Merged
 from hpcddp.cluster.profile_schema import Preemption
-from hpcddp.launch.explain import Explanation, Row
+from hpcddp.launch.explain import Explanation, Row, preemption_text
 
 _ROUTE = ("partition", "qos", "constraint")
 
@@ -72,6 +72,7 @@ def explanation_lines(answer: Explanation) -> list[str]:
         *_section("srun", _rows(answer.srun)),
         *_section("environment", _rows(answer.env)),
         *_section("also run", _rows(answer.setup, joined=False)),
+        *_section("preemption", [answer.preemption]),
         *_section("warnings", answer.warnings),
     ]
 
@@ -84,17 +85,6 @@ def drift_lines(name: str, findings: Sequence[Finding]) -> list[str]:
     rows += [(part.level, part.what, part.profile, part.live) for part in found]
     count = sum(part.level == "drift" for part in findings)
     return [*_table(rows), f"{len(findings)} facts, {count} differ"]
-
-
-def preemption_text(preempt: Preemption | None) -> str:
-    """One phrase about how the nodes may be taken away."""
-    if preempt is None:
-        return ""
-    if not preempt.possible:
-        return "no preemption"
-    grace = "notice unknown" if preempt.grace_s is None else f"notice {preempt.grace_s} s"
-    safe = f", safe for {preempt.protected_s} s" if preempt.protected_s else ""
-    return f"preemptible, {grace}{safe}"
 
 
 def _account(profile: ClusterProfile) -> str:

@@ -83,7 +83,7 @@ def _lines(live: LiveCluster, facts: Mapping[str, Any], today: str) -> Iterator[
     for partition in live.partitions.values():
         yield from _queue_lines(partition)
     yield "defaults:"
-    yield f"  resources: {{cpus_per_process: {_cpus(main)}, time: '01:00:00'}}  # cores per GPU"
+    yield '  resources: {time: "01:00:00"}'
 
 
 def _account_lines(live: LiveCluster) -> Iterator[str]:
@@ -103,8 +103,6 @@ def _gpu_lines(main: LivePartition | None) -> Iterator[str]:
     yield "gpu_request: gpus-per-node  # or gres, gpus, gpus-per-task; implied where GPUs just come"
     if shape.gpu_type:
         yield f"# gpu_type: {dump_yaml(shape.gpu_type)}  # if the site wants the type named"
-    memory = f"memory_gb: {shape.memory_mib // 1024}"
-    yield f"node: {{gpus: {shape.gpus}, cpus: {shape.cpus}, {memory}}}  # sinfo of {main.name}"
 
 
 def _interface_lines(facts: Mapping[str, Any]) -> Iterator[str]:
@@ -118,7 +116,9 @@ def _interface_lines(facts: Mapping[str, Any]) -> Iterator[str]:
 
 def _queue_lines(partition: LivePartition) -> Iterator[str]:
     yield f"  {dump_yaml(_key(partition.name))}:"
-    yield f"    defaults: {{resources: {{partition: {dump_yaml(partition.name)}}}}}"
+    cpus = f"cpus_per_process: {_cpus(partition)}"
+    yield f"    defaults: {{resources: {{partition: {dump_yaml(partition.name)}, {cpus}}}}}"
+    yield from _shape_lines(partition)
     limits = {
         "time_max": partition.time_max,
         "nodes_max": partition.nodes_max,
@@ -133,6 +133,18 @@ def _queue_lines(partition: LivePartition) -> Iterator[str]:
     again = "resubmit" if partition.preempt_mode == "CANCEL" else "auto"
     settings = f"possible: true, grace_s: {partition.grace_s}, requeue: {again}"
     yield f"    preempt: {{{settings}}}  # PreemptMode={partition.preempt_mode}, GraceTime"
+
+
+def _shape_lines(partition: LivePartition) -> Iterator[str]:
+    shape = _largest(partition)
+    if shape is None:
+        return
+    gpus = f"gpus: {shape.gpus}, " if shape.gpus else ""
+    more = f"; {len(partition.nodes)} kinds of nodes" if len(partition.nodes) > 1 else ""
+    memory = f"memory_gb: {shape.memory_mib // 1024}"
+    yield f"    node: {{{gpus}cpus: {shape.cpus}, {memory}}}  # sinfo{more}"
+    if not shape.gpus:
+        yield "    gpu_request: none"
 
 
 def _key(name: str) -> str:

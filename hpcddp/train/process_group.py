@@ -56,8 +56,8 @@ def open_ranks(layout: ProcessLayout, device: torch.device, timeout_s: float) ->
     """
     if layout.world_size == 1:
         return LoneProcess()
-    if layout.launcher == "torchrun":
-        place: dict[str, Any] = {"init_method": "env://"}  # its agent keeps the store
+    if layout.has_store:
+        place: dict[str, Any] = {"init_method": "env://"}
     else:
         meeting = meet(layout, timeout_s)
         place = {"store": meeting.store}
