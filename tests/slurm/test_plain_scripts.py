@@ -86,7 +86,7 @@ def test_ddp_trains_on_two_nodes(user, cluster, hpcddp):
 
 def test_preemptible_stops_comes_back_and_finishes(user, cluster, hpcddp):
     words = f"{{}} {TRAIN} train.max_steps=24"
-    job_id = user.send("preemptible", words, *SMALL, "--partition=preempt-grace")
+    job_id = user.send("preemptible", words, *ONE, "--partition=preempt-grace")
     cluster.wait_for_output(job_id, "step 2/24", 1, timeout=120)
     cluster.preempt(job_id)
     cluster.wait_until(lambda: "" if cluster.show(job_id)["Restarts"] == "1" else "no restart", 60)
@@ -114,13 +114,23 @@ def test_preemptible_leaves_alone_what_is_cancelled_or_has_failed(user, cluster)
         assert (seen["JobState"], seen["Restarts"]) == (state, "0")
 
 
-def test_preemptible_brings_back_a_program_that_knows_no_signal(user, cluster):
-    deaf = "bash -c 'echo starts; [ -n \"$SLURM_RESTART_COUNT\" ] || sleep 600'"
-    job_id = user.send("preemptible", deaf, *ONE, "--partition=preempt-grace")
-    cluster.wait_for_output(job_id, "starts", 1)
-    cluster.preempt(job_id)
-    assert user.complete(job_id).count("starts") == 2
-    assert cluster.show(job_id)["Restarts"] == "1"
+def test_preemptible_brings_back_programs_of_any_kind(user, cluster):
+    """One that says 75 on both of its nodes, and one that knows no signal and is simply killed."""
+    once = '[ -n "$SLURM_RESTART_COUNT" ] && exit'
+    polite = STOPS.replace("echo starts;", f"echo starts; {once};")
+    deaf = f"bash -c 'echo starts; {once}; sleep 600'"
+    kinds = {polite: (SMALL, 2), deaf: (ONE, 1)}
+    jobs = {}
+    for command, (sizes, count) in kinds.items():
+        job_id = user.send("preemptible", command, *sizes, "--partition=preempt-grace")
+        jobs[job_id] = count
+    for job_id, count in jobs.items():
+        cluster.wait_for_output(job_id, "starts", count)
+    for job_id in jobs:
+        cluster.preempt(job_id)
+    for job_id, count in jobs.items():
+        assert user.complete(job_id).count("starts") == 2 * count
+        assert cluster.show(job_id)["Restarts"] == "1"
 
 
 def test_of_an_array_each_element_is_a_run_and_comes_back_alone(user, cluster, hpcddp):
