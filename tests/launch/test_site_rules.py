@@ -244,6 +244,7 @@ def test_processes_go_into_a_container_in_the_way_of_the_site(asked, container, 
     text = GPUS + f"container: {container}\nenv: {{NCCL_X: {{value: '1', why: some reason}}}}"
     script = script_of(asked(text, "resources.container=img.sif"))
     assert all(part in script for part in texts)
+    assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
     assert "img.sif" not in script_of(asked(text))
 
 
