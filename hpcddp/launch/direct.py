@@ -61,15 +61,24 @@ def _create_or_check(run_dir: RunDir, resolved: ResolvedRequest, layout: Process
         run_dir.batch_log.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(run_dir.config, config_text(resolved.resolved))
         record_code(run_dir, Path.cwd())
+    job_id = layout.requeue_target or f"pid-{os.getpid()}"
+    if layout.restart_count and _was_sent_as(run_dir, job_id):
+        return  # Slurm has started the same job again: nobody has sent the run anew
     run_dir.append_event(
         "submitted",
         run=run_dir.name,
-        launcher=layout.launcher,
-        job_id=layout.requeue_target or f"pid-{os.getpid()}",
+        # who can be asked about the job: of a torchrun inside a Slurm job that is Slurm
+        launcher="slurm" if layout.requeue_target else layout.launcher,
+        job_id=job_id,
         cluster=resolved.profile.name,
         nodes=layout.num_nodes,
         processes_per_node=layout.local_world_size,
     )
+
+
+def _was_sent_as(run_dir: RunDir, job_id: str) -> bool:
+    newest = next((e for e in reversed(run_dir.read_events()) if e["event"] == "submitted"), {})
+    return newest.get("job_id") == job_id
 
 
 def _wait_for(run_dir: RunDir) -> None:

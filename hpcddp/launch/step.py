@@ -135,12 +135,10 @@ def _process_command(
             f'{rank if profile.node_rank_variable else ""}--logs "$logs" --run-dir "$run_dir"'
         )
     words = [_IN_PROCESS] if task_lines(profile) else []
-    return " \\\n  ".join(
-        [*words, *_container_words(resources, profile, place), f"{python} {what}"]
-    )
+    return " \\\n  ".join([*words, *container_words(resources, profile, place), f"{python} {what}"])
 
 
-def _container_words(resources: Resources, profile: ClusterProfile, place: Place) -> list[str]:
+def container_words(resources: Resources, profile: ClusterProfile, place: Place) -> list[str]:
     """What stands in front of the command."""
     if not resources.container:
         return []

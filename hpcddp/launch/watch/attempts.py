@@ -8,6 +8,7 @@ from typing import Any
 from hpcddp.launch.history import Record
 from hpcddp.launch.stop_reason import StopReason
 
+_NOT_KNOWN = "not known"
 _ENDINGS = ("finished", "requeued", "cancelled", "failed", "ended")
 
 
@@ -49,7 +50,7 @@ def _attempt(number: int, own: Sequence[Record], following: Sequence[Record]) ->
     return Attempt(
         attempt=number,
         job_id=_value("job_id", own),
-        end=_end(own, ended) or ("not known" if following else ""),
+        end=_end(own, ended) or (_early_reason(own) if following else ""),
         began_time=began,
         ended_time=ended.get("time") if ended and ended["event"] != "ended" else None,
         steps_lost=_steps_lost(following),
@@ -75,10 +76,16 @@ def _end(own: Sequence[Record], ended: Record | None) -> str:
     if ended["event"] == "failed" or "failure" in ended:
         return "failed"
     if reason == StopReason.REQUEUED.value:
-        early = next((e.get("reason") for e in own if e["event"] == "stop_reason"), None)
-        vague = (None, StopReason.UNKNOWN.value, StopReason.SIGNALLED.value)
-        return reason if early in vague else str(early)
+        early = _early_reason(own)
+        vague = (_NOT_KNOWN, StopReason.UNKNOWN.value, StopReason.SIGNALLED.value)
+        return reason if early in vague else early
     return reason
+
+
+def _early_reason(own: Sequence[Record]) -> str:
+    """What Slurm said when the signal came: all there is where no script of ours had a last act."""
+    told = (event for event in own if event["event"] == "stop_reason")
+    return next((str(event.get("reason", _NOT_KNOWN)) for event in told), _NOT_KNOWN)
 
 
 def _steps_lost(following: Sequence[Record]) -> int | None:

@@ -127,12 +127,11 @@ def _why_it_waits(job: JobInfo) -> str:
 
 
 def _state_of_running_job(seen: Evidence, job: JobInfo) -> tuple[str, str]:
-    if seen.phase in ("signal", "stopped", "failed"):
-        return "stopping", _why_it_stops(seen)
-    if seen.phase == "requeued":
-        requeued_time = (seen.last("requeued") or {}).get("time", 0)
-        if job.start_time is None or job.start_time < requeued_time:
-            return "requeued", _why_it_stops(seen)
+    ends = {"requeued": "requeued", **dict.fromkeys(("signal", "stopped", "failed"), "stopping")}
+    turn_time = (seen.turn or {}).get("time", 0)
+    # else that was an earlier start, and no process of this one has reported yet
+    if seen.phase in ends and (job.start_time is None or job.start_time < turn_time):
+        return ends[seen.phase], _why_it_stops(seen)
     if job.state != "RUNNING":
         return "running", f"Slurm calls its state {job.state}"
     return "running", "" if seen.phase == "started" else "no process has reported yet"

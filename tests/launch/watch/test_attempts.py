@@ -34,6 +34,13 @@ def test_a_preempted_attempt_and_the_one_after_it_tell_their_times():
     assert (second.end, second.steps_lost) == ("", None)
 
 
+@pytest.mark.parametrize(("told", "end"), [(PREEMPTED[4:6], "preempted"), ([], "not known")])
+def test_without_a_last_act_the_reason_told_at_the_signal_counts_once_another_began(told, end):
+    begun = [*PREEMPTED[:4], *told]
+    assert [attempt.end for attempt in attempts_of([*begun, *GOES_ON], "running")] == [end, ""]
+    assert [attempt.end for attempt in attempts_of(begun, "running")] == [""]
+
+
 def test_the_steps_after_the_last_checkpoint_are_lost_with_a_killed_attempt():
     killed = [event("launched", 0, 100.0), event("first_step", 0, 101.0)]
     found = event("ended", 0, 150.0, reason="node failure", nodes=["n1"])
