@@ -17,7 +17,7 @@ RUNS_DIR_VARIABLE = "HPCDDP_RUNS_DIR"
 # What events.jsonl and metrics.jsonl hold, as far as anybody reads it.
 _INTEGERS = (
     "attempt bytes exit_code failure global_rank last_step max_steps nodes processes_per_node "
-    "restart_count step world_size"
+    "restart_count step task world_size"
 )
 _NUMBERS = "accuracy epoch eval_loss images_per_s loss seconds stall_s"
 _TIMES = "began end_time signal_time time"

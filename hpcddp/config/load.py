@@ -92,8 +92,10 @@ def command_line_layer(overrides: Sequence[str]) -> Layer:
                 f"`{word}` is not key=value. A job file is given before the overrides; your own "
                 "command comes after `--`."
             )
+        if not text:
+            raise ConfigError(f"`{word}` gives no value. Type `{key}=null` to unset it.")
         takes_text = type_at(key) in (str, str | None)
-        raw = takes_text and text not in ("null", "~", "")
+        raw = takes_text and text not in ("null", "~")
         _put(values, key, text if raw else parse_yaml(text, f"command line: {word}"))
     return Layer("command line", values)
 

@@ -7,6 +7,7 @@ Nothing may follow a requeue: Slurm begins to kill the job at once.
 import argparse
 import dataclasses
 import os
+import re
 import signal
 import sys
 import time
@@ -98,6 +99,8 @@ def _record(run_dir: RunDir, decision: Decision, ending: Ending, events: Sequenc
         fields["failure"] = ending.exit_code
     if decision.reason:
         fields["reason"] = decision.reason
+    if task := re.search(r"\d+", ending.culprit.partition(" on ")[0]):
+        fields["task"] = int(task[0])
     run_dir.append_event(decision.event, **fields, exit_code=ending.exit_code)
 
 

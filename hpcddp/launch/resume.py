@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 
 from hpcddp.cluster.profile import load_profile
 from hpcddp.config.load import command_line_layer
-from hpcddp.config.write import config_text, read_resolved
+from hpcddp.config.write import config_text, read_config, read_resolved
 from hpcddp.errors import HpcddpError
 from hpcddp.launch.request import ResolvedRequest
 from hpcddp.launch.submission import Submission, prepare_in, send_job
@@ -18,6 +18,7 @@ from hpcddp.run_dir import RunDir, write_atomically
 # Slurm starts the job once no other of its name and user is left. A job that nobody could be asked
 # about may be alive, and two must never train one run.
 _AFTER_OTHERS = ("--dependency=singleton",)
+_STEPS = "train.max_steps=N"
 _SAVES_IN_LEAD = 1.5  # a save may be slower next time, and the step before it takes time too
 
 
@@ -32,10 +33,16 @@ def resume_run(
     SubmissionFailed when Slurm refuses.
     """
     _refuse_living(status)
+    if not run_dir.script.exists():
+        raise HpcddpError(
+            f"Run `{run_dir.name}` was not sent by `submit`: it was started by a srun, torchrun or "
+            "python line of your own. Type that line again, with the same --name, to go on."
+        )
     if status.state == "finished" and not overrides:
+        length = "train.max_epochs=N" if read_config(run_dir).train.max_steps is None else _STEPS
         raise HpcddpError(
             f"Run `{run_dir.name}` is finished. To train further, change its length: "
-            f"{command_line('resume', run_dir.name, 'train.max_epochs=N')}"
+            f"{command_line('resume', run_dir.name, length)}"
         )
     submission = _prepare_again(run_dir, overrides, environ)
     if overrides:

@@ -20,6 +20,7 @@ from hpcddp.launch.request import ResolvedRequest, check_sizes, processes_per_no
 from hpcddp.launch.watch.words import command_line
 from hpcddp.run_dir import RunDir, runs_root, write_atomically
 
+_NOT_SUBMITTED = "not submitted"
 _LONGEST_NAME = 255  # bytes; what Linux file systems allow
 
 
@@ -75,7 +76,7 @@ def send_job(submission: Submission, *options: str) -> str:
     except SubmissionFailed as error:
         if error.maybe_sent:  # its own events will tell its id
             _record_submission(submission)
-        run_dir.append_event("failed", reason=f"not submitted: {error}", exit_code=EXIT_FAILED)
+        run_dir.append_event("failed", reason=f"{_NOT_SUBMITTED}: {error}", exit_code=EXIT_FAILED)
         raise
     return job_id
 
@@ -106,6 +107,8 @@ def _interrupts_held() -> Iterator[None]:
 def write_run_dir(submission: Submission) -> None:
     """Create the folder with config.yaml, code.json and job.sbatch."""
     run_dir = submission.run_dir
+    if _was_refused(run_dir):
+        shutil.rmtree(run_dir.path)  # Slurm never had it: the name is as good as new
     try:
         run_dir.path.mkdir(parents=True)
     except FileExistsError:
@@ -126,6 +129,15 @@ def write_run_dir(submission: Submission) -> None:
     except OSError as error:
         shutil.rmtree(run_dir.path, ignore_errors=True)  # half a run would only occupy the name
         raise ConfigError(f"Cannot write to {run_dir.path}: {error.strerror}.") from None
+
+
+def _was_refused(run_dir: RunDir) -> bool:
+    """All that ever happened to the run is that Slurm refused its job."""
+    events = run_dir.read_events()
+    return bool(events) and all(
+        event["event"] == "failed" and event.get("reason", "").startswith(_NOT_SUBMITTED)
+        for event in events
+    )
 
 
 def check_run_name(name: str) -> str:

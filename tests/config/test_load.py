@@ -172,6 +172,12 @@ def test_the_words_of_a_program_come_back_from_config_yaml_as_they_were_typed(wo
     assert resolve([BASE, Layer("read", parse_yaml(line, "line"))]).config.command == tuple(words)
 
 
+@pytest.mark.parametrize("word", ["train.max_steps=", "data.root="])
+def test_a_forgotten_value_is_not_taken_for_none(word):
+    with pytest.raises(ConfigError, match="gives no value"):
+        command_line_layer([word])
+
+
 def test_dollar_braces_are_text_everywhere():
     resolved = resolve_words("data.root=/d/${x}", "resources.sbatch.comment='${oc.env:HOME}'")
     assert resolved.config.data.root == "/d/${x}"

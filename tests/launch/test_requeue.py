@@ -12,6 +12,7 @@ from hpcddp.launch.history import since_sent
 from hpcddp.launch.requeue import finish_attempt
 from hpcddp.launch.scheduler import JobInfo
 from hpcddp.launch.stop_reason import StopReason
+from hpcddp.launch.watch.failure import failure_log
 from hpcddp.run_dir import RunDir
 
 
@@ -301,6 +302,7 @@ def test_the_code_of_the_task_that_failed_first_is_the_jobs(own_run):
     event = own_run.read_events()[-1]
     assert (event["event"], event["exit_code"]) == ("failed", 3)
     assert event["reason"] == "exit code 3 of tasks 0,2-3 on gpu-01"
+    assert failure_log(own_run, own_run.read_events()) == str(own_run.rank_log(1, 0))
 
 
 def test_a_task_that_a_signal_ended_first_leaves_sruns_code(own_run):

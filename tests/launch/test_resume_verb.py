@@ -54,6 +54,21 @@ def test_a_finished_run_needs_a_new_length(run_dir):
     assert "job 4711" in hpcddp("resume", "r", "train.max_epochs=20").stdout
 
 
+def test_a_run_that_counts_steps_is_told_to_take_more_steps(run_dir):
+    text = run_dir.config.read_text().replace("max_steps: null", "max_steps: 7")
+    run_dir.config.write_text(text)
+    run_dir.append_event("finished", step=7)
+    with pytest.raises(HpcddpError, match=r"train\.max_steps=N"):
+        hpcddp("resume", "r")
+
+
+def test_a_run_of_the_users_own_line_is_not_sent_by_resume(run_dir):
+    run_dir.script.unlink()
+    run_dir.append_event("finished", step=1)
+    with pytest.raises(HpcddpError, match="was not sent by `submit`"):
+        hpcddp("resume", "r", "train.max_epochs=20")
+
+
 def test_a_living_run_is_never_sent_twice(run_dir, fake_sbatch):
     squeue = fake_sbatch / "bin" / "squeue"
     row = "4711|RUNNING|gpu|0|0|1|1|9999999999|n1|None"

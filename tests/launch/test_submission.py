@@ -239,6 +239,18 @@ def test_afterok_waits_for_a_run_that_goes_on(fake_sbatch, event, options):
     assert words == ["--parsable", *options, script]
 
 
+def test_a_name_that_slurm_has_refused_may_be_used_again(fake_sbatch):
+    (fake_sbatch / "refuse").touch()
+    for _ in range(2):
+        with pytest.raises(SubmissionFailed):
+            hpcddp("submit", "--cluster", "generic", "--name", "r", "optim.lr=0.5")
+    (fake_sbatch / "refuse").unlink()
+    hpcddp("submit", "--cluster", "generic", "--name", "r")
+    run_dir = RunDir(fake_sbatch / "runs" / "r")
+    assert [event["event"] for event in run_dir.read_events()] == ["submitted"]
+    assert "lr: 0.5" not in run_dir.config.read_text()
+
+
 def squeue_line(job_id, state):
     values = [job_id, state, "main", "0", "0", "1", "1", "9999999999", "n1", "None"]
     return f"echo '{'|'.join(values)}'\n"

@@ -8,6 +8,7 @@ def test_the_programs_own_exit_code_is_the_jobs(hpcddp, cluster):
     status = hpcddp.wait_for("own", "failed")
     assert status["exit_code"] == 3
     assert "exit code 3 of task 1 on gpu-02" in status["reason"]
+    assert status["reason"].endswith("rank-0001.log")
     assert cluster.show(job_id)["ExitCode"] == "3:0"
 
 

@@ -49,6 +49,9 @@ def first_failure(events: Sequence[Record]) -> Record | None:
 def failure_log(run_dir: RunDir, events: Sequence[Record]) -> str:
     """The log to read: the failing process's own, or the batch script's, where srun names tasks."""
     failure = first_failure(events)
+    by_srun = next((e for e in newest_failures(events) if {"task", "attempt"} <= set(e)), None)
+    if failure is None and by_srun is not None:  # srun's tasks are our ranks
+        return str(run_dir.rank_log(by_srun["attempt"], by_srun["task"]))
     if failure is None or _has_lost_peer(failure) or not {"global_rank", "attempt"} <= set(failure):
         return str(run_dir.batch_log)
     return str(run_dir.rank_log(failure["attempt"], failure["global_rank"]))
