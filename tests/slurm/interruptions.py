@@ -13,6 +13,7 @@ from hpcddp.checkpoint_dir import list_checkpoints
 MAIN = "main"
 # Each step up to which an attempt may run on before it is interrupted takes some 0.2 s.
 _MOST_STEPS_BEFORE = 6
+_BLOCKS_LEFT = 64  # for events and metrics: what is not to fail here
 _START_S, _REQUEUE_S = 120, 240
 
 
@@ -193,13 +194,22 @@ class FullDisk(Interruption):
 
     def befall(self, victim):
         failed, ballast = victim.count("checkpoint_failed"), victim.run_dir.path / "ballast"
-        free = os.statvfs(victim.run_dir.path)
-        with ballast.open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, (free.f_bavail - 8) * free.f_bsize)
+        victim.wait_until(lambda: fill(ballast), "the disk cannot be filled")
         victim.wait_until(lambda: victim.count("checkpoint_failed") > failed, "no save failed")
         ballast.unlink()
         saved = victim.count("checkpoint")
         victim.wait_until(lambda: victim.count("checkpoint") > saved, "no save after the full disk")
+
+
+def fill(ballast):
+    """Take all but a few blocks of a disk; False if somebody else took some meanwhile."""
+    free = os.statvfs(ballast.parent)
+    try:
+        with ballast.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, (free.f_bavail - _BLOCKS_LEFT) * free.f_bsize)
+    except OSError:
+        return False
+    return True
 
 
 def kill_slurmd(cluster, node):
