@@ -4,13 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 SLURM_PACKAGES := slurm-wlm munge iproute2
 
-.PHONY: demo test lint slurm clean
+.PHONY: demo test chaos lint slurm clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m hpcddp submit --nodes 2 --cluster local --follow
 
 test: $(VENV)/.test slurm
 	$(BIN)/python -m pytest
+
+# Minutes to an hour: many interruptions of one run, a thousand kills of a writer.
+chaos: $(VENV)/.test slurm
+	$(BIN)/python -m pytest -s -m slow tests/slurm/test_chaos.py tests/train/test_checkpoint_damage.py
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -122,11 +122,12 @@ def measure(pipe, options, layout, run_dir):
     pipe.send(pairs)
 
 
-def run(options):
-    with tempfile.TemporaryDirectory() as folder, socket.create_server(("", 0)) as free:
+def run_ranks(measure, options):
+    """Call `measure(pipe, options, layout, folder)` in a process for each rank; what each sent."""
+    with socket.create_server(("", 0)) as free:
         port = free.getsockname()[1]
-        free.close()
-        pipes, processes = [], []
+    context, pipes, processes = multiprocessing.get_context("spawn"), [], []
+    with tempfile.TemporaryDirectory() as folder:
         for rank in range(WORLD_SIZE):
             layout = ProcessLayout(
                 global_rank=rank,
@@ -136,16 +137,15 @@ def run(options):
                 master_port=port,
                 launcher="local",
             )
-            ours, theirs = multiprocessing.Pipe()
-            context = multiprocessing.get_context("spawn")
+            ours, theirs = context.Pipe()
             call = (theirs, options, layout, Path(folder))
             processes.append(context.Process(target=measure, args=call))
             processes[-1].start()
             pipes.append(ours)
-        pairs = pipes[0].recv()
+        found = [pipe.recv() for pipe in pipes]
         for process in processes:
             process.join()
-    return pairs
+    return found
 
 
 def summary(options, pairs):
@@ -179,4 +179,4 @@ def ratio_of(ratios):
 
 if __name__ == "__main__":
     chosen = parsed(sys.argv[1:])
-    print(json.dumps(summary(chosen, run(chosen)), indent=2))
+    print(json.dumps(summary(chosen, run_ranks(measure, chosen)[0]), indent=2))

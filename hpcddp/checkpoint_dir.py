@@ -1,4 +1,4 @@
-"""Checkpoint directories on disk: complete or absent, checked, listed, thinned. Knows no torch.
+"""Checkpoint directories on disk: complete or absent, checked, listed. Knows no torch.
 
 `checkpoints/step_000001200/` holds `state.pt` and `manifest.json`. It is written under a hidden
 name beside it, every file synced, the manifest last, and appears with one rename: what has the
@@ -209,7 +209,7 @@ def write_manifest(partial: Path, manifest: Manifest) -> None:
 def commit(partial: Path, final: Path) -> None:
     """Give `partial` its final name, for good; a damaged checkpoint of that name makes way."""
     if final.exists():
-        _remove(final)
+        remove_checkpoint(final)
     os.rename(partial, final)
     _sync_directory(final.parent)
 
@@ -226,43 +226,15 @@ def remove_left_overs(folder: Path) -> None:
             shutil.rmtree(f"{entry.path}.old", ignore_errors=True)
 
 
-def thin_out(
-    folder: Path, newest: CheckpointInfo, keep_last: int, keep_every_steps: int | None = None
-) -> None:
-    """Delete all but the last `keep_last` usable checkpoints up to `newest`, which stays.
-
-    With `keep_every_steps` the first one at or after each multiple of it stays as well. Damaged
-    ones do not count as kept. Later ones than `newest` are left alone: the run went back behind
-    them because they do not load, and will replace them when it gets there again.
-    """
-    older = [info for info in list_checkpoints(folder) if info.step < newest.step]
-    lasting = _first_at_multiples(older, keep_every_steps) if keep_every_steps else ()
-    kept = 1
-    for info in reversed(older):
-        if kept < keep_last and _is_usable(info.path):
-            kept += 1
-        elif kept >= keep_last and info not in lasting:
-            with suppress(OSError):  # the new one is safe; this one goes after the next save
-                _remove(info.path)
-
-
-def _first_at_multiples(rising: list[CheckpointInfo], every: int) -> list[CheckpointInfo]:
-    firsts: dict[int, CheckpointInfo] = {}
-    for info in rising:
-        multiple = info.step // every
-        if multiple > 0 and multiple not in firsts and _is_usable(info.path):
-            firsts[multiple] = info
-    return list(firsts.values())
-
-
-def _is_usable(path: Path) -> bool:
+def is_usable(path: Path) -> bool:
+    """True if the checkpoint is whole by its sizes; no byte of it is read."""
     with suppress(CheckpointError):
         check_sizes(path)
         return True
     return False
 
 
-def _remove(path: Path) -> None:
+def remove_checkpoint(path: Path) -> None:
     """Delete a directory so that a kill in the middle leaves nothing with a final name."""
     hidden = _hidden(path, "old")
     os.rename(path, hidden)

@@ -112,6 +112,10 @@ class RunDir:
         return self.path / "checkpoints"
 
     @property
+    def reports(self) -> Path:
+        return self.path / "reports"
+
+    @property
     def batch_log(self) -> Path:
         return self.path / "logs" / "batch.log"
 

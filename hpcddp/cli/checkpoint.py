@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from hpcddp.checkpoint_dir import (
     list_checkpoints,
     verify_checkpoint,
 )
+from hpcddp.checkpoint_kept import Best, read_best
 from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED
 from hpcddp.errors import HpcddpError
 from hpcddp.launch.watch.status import find_run, list_runs
@@ -45,16 +47,19 @@ def command() -> None:
 @click.argument("run")
 @_json_option
 def list_command(run: str, as_json: bool) -> None:
-    """The checkpoints of RUN, oldest first: step, size, time, and what is wrong with them.
+    """The checkpoints of RUN, oldest first: step, size, time, which is the best, and damage.
 
     Looks at names and sizes only; `checkpoint verify` reads every byte.
     """
     folder = _folder(run)
     entries = [_entry(info.path, info.step) for info in list_checkpoints(folder)]
+    best = read_best(folder)
     if as_json:
-        click.echo(json.dumps({"folder": str(folder), "checkpoints": entries}, indent=2))
+        document = {"folder": str(folder), "checkpoints": entries}
+        click.echo(json.dumps(document | {"best": best and asdict(best)}, indent=2))
         return
-    click.echo("\n".join(map(_entry_line, entries)) or f"No checkpoints in {folder}.")
+    lines = [_entry_line(entry) + _best_words(entry, best) for entry in entries]
+    click.echo("\n".join(lines) or f"No checkpoints in {folder}.")
 
 
 @command.command("verify")
@@ -95,7 +100,8 @@ def diff_command(first: str, second: str, as_json: bool) -> None:
 @command.command("export")
 @click.argument("path")
 @click.argument("out", metavar="OUT.pt", type=click.Path(dir_okay=False, path_type=Path))
-def export_command(path: str, out: Path) -> None:
+@click.option("--ema", is_flag=True, help="their moving average instead (train.ema_decay)")
+def export_command(path: str, out: Path, ema: bool) -> None:
     """Write the weights of one checkpoint to OUT.pt, for `model.load_state_dict(torch.load(...))`.
 
     The names are torchvision's own. An existing file is never replaced.
@@ -103,8 +109,9 @@ def export_command(path: str, out: Path) -> None:
     from hpcddp.train.checkpoint import export_weights, load_checkpoint
 
     loaded = load_checkpoint(_checkpoint(path))
-    export_weights(loaded, out)
-    click.echo(f"Weights of step {loaded.step} of {loaded.extra.get('train.model')}: {out}")
+    export_weights(loaded, out, "ema" if ema else "model")
+    what = "EMA weights" if ema else "Weights"
+    click.echo(f"{what} of step {loaded.step} of {loaded.extra.get('train.model')}: {out}")
 
 
 def _folder(text: str) -> Path:
@@ -153,6 +160,12 @@ def _entry_line(entry: dict[str, Any]) -> str:
     written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry["written_at"]))
     size = f"{entry['size_bytes'] / _MIB:9.1f} MiB"
     return f"step {entry['step']:>9}  {size}  {written}  {entry['path']}"
+
+
+def _best_words(entry: dict[str, Any], best: Best | None) -> str:
+    if best is None or best.step != entry["step"]:
+        return ""
+    return f"  best: test accuracy {100 * best.accuracy:.2f} %"
 
 
 def _diff_document(

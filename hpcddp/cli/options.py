@@ -44,14 +44,19 @@ class RequestCommand(click.Command):
         return super().parse_args(context, own)
 
 
-def build_request(context: click.Context, typed: dict[str, Any]) -> Request:
-    """The Request in what was typed: the first word without `=` is the job."""
+def build_request(
+    context: click.Context, typed: dict[str, Any], more: tuple[str, ...] = ()
+) -> Request:
+    """The Request in what was typed: the first word without `=` is the job.
+
+    `more` are overrides that win over the typed ones.
+    """
     words: tuple[str, ...] = typed["words"]
     has_job = bool(words) and "=" not in words[0]
     return Request(
         job=words[0] if has_job else None,
         cluster=typed["cluster"],
         resources={name: typed[name] for name in _RESOURCES if typed[name] is not None},
-        overrides=words[1:] if has_job else words,
+        overrides=(*(words[1:] if has_job else words), *more),
         command=context.obj or (),
     )

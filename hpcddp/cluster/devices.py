@@ -101,11 +101,14 @@ def device_warnings(environ: Mapping[str, str], local_world_size: int) -> tuple[
             f"{tasks} on this node, but {len(visible)} GPUs: {len(visible) - local_world_size} "
             f"would idle. Start one per GPU: --ntasks-per-node={len(visible)}."
         )
-    if granted and len(visible) > granted:
-        sentences.append(
-            f"{_variable(environ)} lists {len(visible)} devices, but Slurm granted {granted} "
-            "(SLURM_GPUS_ON_NODE). Remove the line of your script that sets it."
-        )
+    # Each variable for itself: Slurm sets several, a script that overrides one hides what it got.
+    for name in VISIBILITY_VARIABLES:
+        listed = len(_entries(environ.get(name, "")))
+        if granted and listed > granted:
+            sentences.append(
+                f"{name} lists {listed} devices, but Slurm granted {granted} "
+                "(SLURM_GPUS_ON_NODE). Remove the line of your script that sets it."
+            )
     if len(visible) > 1 and visible[0].startswith("MIG-"):
         sentences.append(
             f"{len(visible)} MIG instances are visible, but CUDA uses only the first in each "

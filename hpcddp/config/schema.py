@@ -54,6 +54,7 @@ class TrainConfig:
     channels_last: bool | None = None  # memory format; None: on CUDA only
     label_smoothing: float = 0.0
     max_grad_norm: float | None = None
+    ema_decay: float = 0.0  # of a moving average of the weights, which is evaluated; 0: none
     on_nonfinite: str = "stop"  # a loss that is NaN or infinite: stop, or skip the step
     deterministic: bool = True  # deterministic operators where torch has them
     rendezvous_timeout_s: int = 300  # how long the processes wait for each other at the start
@@ -106,6 +107,7 @@ class CheckpointConfig:
     max_interval_s: float = 600.0  # the longest interval that is chosen
     keep_last: int = 2
     keep_every_steps: int | None = None  # also keep the first one at each multiple
+    keep_best: bool = False  # also save and keep the state with the best test accuracy so far
     strict_fingerprint: bool = False  # refuse to resume where the bits would differ
 
 
@@ -174,6 +176,7 @@ _NOT_NEGATIVE = (
     "data.workers",
     "train.seed",
     "train.hang_timeout_s",
+    "train.ema_decay",
     "optim.lr",
     "optim.momentum",
     "optim.weight_decay",
@@ -214,6 +217,11 @@ def check(config: RunConfig) -> None:
         value = value_at(config, key)
         if value is not None and value <= 0:
             raise ConfigError(f"{key}={value}: must be above 0.")
+    if config.train.ema_decay >= 1:
+        raise ConfigError(
+            f"train.ema_decay={config.train.ema_decay}: must be below 1, for example 0.999; 0 "
+            "turns the average off."
+        )
     if not config.command:
         _check_length(config.train)
 

@@ -5,6 +5,7 @@ Imports torch only inside the call, after the signal handlers are in place.
 
 import logging
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Mapping
@@ -20,9 +21,10 @@ from hpcddp.errors import HpcddpError
 from hpcddp.launch.history import since_sent
 from hpcddp.launch.witness import attend
 from hpcddp.run_dir import RunDir
-from hpcddp.stop_flag import StopFlag
+from hpcddp.stop_flag import STOP_SIGNALS, StopFlag
 
 _NOT_THE_USERS_FAULT = ("rendezvous", "checkpoint_not_written")
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # and an ignored signal stays so over exec
 
 _log = logging.getLogger("hpcddp")
 
@@ -81,7 +83,7 @@ def _work(config: RunConfig, layout: ProcessLayout, run_dir: RunDir, stop_flag: 
         _log.warning("%s", warning)
     if config.command:
         _record_start(run_dir, layout)
-        _become(config.command, layout)
+        _become(config.command, layout, stop_flag)
     from hpcddp.train.loop import train
 
     return train(config, layout, run_dir, stop_flag)
@@ -99,7 +101,7 @@ def _record_start(run_dir: RunDir, layout: ProcessLayout) -> None:
         )
 
 
-def _become(command: tuple[str, ...], layout: ProcessLayout) -> NoReturn:
+def _become(command: tuple[str, ...], layout: ProcessLayout, stop_flag: StopFlag) -> NoReturn:
     """Replace this process by the user's own program, with torch's variables set."""
     place = {
         "RANK": layout.global_rank,
@@ -112,6 +114,7 @@ def _become(command: tuple[str, ...], layout: ProcessLayout) -> NoReturn:
     }
     os.environ.update({name: str(value) for name, value in place.items()})
     sys.stdout.flush()
+    _hand_signals_over(stop_flag)
     try:
         os.execvp(command[0], command)
     except OSError as error:
@@ -119,6 +122,17 @@ def _become(command: tuple[str, ...], layout: ProcessLayout) -> NoReturn:
             f"Cannot run `{command[0]}`: {error.strerror}. Give a program on PATH or a path that "
             "exists on the compute nodes after `--`."
         ) from None
+
+
+def _hand_signals_over(stop_flag: StopFlag) -> None:
+    """Let every signal do to the next program what it does to one started from a shell.
+
+    A stop signal that has come already ends this process instead: the program would never know.
+    """
+    for signum in (*STOP_SIGNALS, *_IGNORED_BY_PYTHON):
+        signal.signal(signum, signal.SIG_DFL)
+    if stop_flag.notice:
+        os.kill(os.getpid(), stop_flag.notice.signum)
 
 
 def _record_failure(

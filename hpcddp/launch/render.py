@@ -45,6 +45,7 @@ _OWNED = {
     "output": "logs lie in the run directory",
     "signal": "use resources.warn_before_s",
     "time": "use resources.time",
+    "wait": "`submit` returns at once; use --follow or `hpcddp wait`",
     "wrap": "use `-- COMMAND`",
 }
 
@@ -65,6 +66,7 @@ def render_script(config: RunConfig, profile: ClusterProfile, place: Place) -> s
         run_name=place.run_dir.name,
         profile=profile,
         run_dir=str(place.run_dir.path),
+        work_dir=str(place.work_dir),
         python=place.python,
         cpus_per_process=resources.cpus_per_process or 1,
         env=tuple(batch_env(profile, directives)),

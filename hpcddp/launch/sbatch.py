@@ -12,16 +12,22 @@ _OTHER_NAMES = {
     "time": "SBATCH_TIMELIMIT",
     "mem": "SBATCH_MEM_PER_NODE",
     "requeue": "SBATCH_NO_REQUEUE",
+    "array": "SBATCH_ARRAY_INX",
 }
+# Of these the script says something by leaving them out: the elements of an array would all write
+# to one run, `submit` would wait for the job to end, and a log or a GPU would be somewhere else.
+_LEFT_OUT = frozenset({"array", "wait", "error", "gpus", "gpus-per-node", "gpus-per-task"})
+_MEMORY = frozenset({"mem", "mem-per-cpu", "mem-per-gpu"})  # sbatch takes one of them, from both
 _TEST_ONLY_TIMEOUT_S = 30
 
 
 def sbatch_words(script: str, environ: Mapping[str, str]) -> list[str]:
     """`sbatch` in an environment without a surrounding job's variables and without SBATCH_*
-    variables that would override a line of the script.
+    variables that would contradict the script.
     """
-    stated = {_variable(key) for key in re.findall(r"^#SBATCH --([a-z-]+)", script, re.MULTILINE)}
-    hidden = {*inherited_names(environ), *(stated & set(environ))}
+    stated = set(re.findall(r"^#SBATCH --([a-z-]+)", script, re.MULTILINE))
+    decided = stated | _LEFT_OUT | (_MEMORY if stated & _MEMORY else set())
+    hidden = {*inherited_names(environ), *(set(map(_variable, decided)) & set(environ))}
     return ["env", *(word for name in sorted(hidden) for word in ("-u", name)), "sbatch"]
 
 

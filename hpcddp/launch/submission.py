@@ -17,7 +17,6 @@ from hpcddp.errors import ConfigError, SubmissionFailed
 from hpcddp.launch.code import record_code
 from hpcddp.launch.render import Place, option_warnings, render_script
 from hpcddp.launch.request import ResolvedRequest, check_sizes, processes_per_node
-from hpcddp.launch.watch.state import NOT_SUBMITTED
 from hpcddp.launch.watch.words import command_line
 from hpcddp.run_dir import RunDir, runs_root, write_atomically
 
@@ -76,8 +75,7 @@ def send_job(submission: Submission, *options: str) -> str:
     except SubmissionFailed as error:
         if error.maybe_sent:  # its own events will tell its id
             _record_submission(submission)
-        reason = f"{NOT_SUBMITTED}: {error}"
-        run_dir.append_event("failed", reason=reason, exit_code=EXIT_FAILED)
+        run_dir.append_event("failed", reason=f"not submitted: {error}", exit_code=EXIT_FAILED)
         raise
     return job_id
 

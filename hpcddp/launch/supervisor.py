@@ -73,6 +73,19 @@ def stop_supervisor(run_dir: RunDir, grace_s: float = STOP_GRACE_S) -> bool:
     return bool(processes)
 
 
+def signal_step(run_dir: RunDir, signum: int) -> bool:
+    """Signal the step of a local run, which passes it on to every rank; False if none runs."""
+    import psutil
+
+    supervisor = _leader_of(read_supervisor(run_dir) or {})
+    for process in supervisor.children(recursive=True) if supervisor else []:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "hpcddp.launch.local_step" in process.cmdline():
+                process.send_signal(signum)
+                return True
+    return False
+
+
 def _stop_all(processes: "Sequence[psutil.Process]", grace_s: float) -> None:
     """Stop the processes, and after the grace time also what they started in other groups."""
     import psutil

@@ -28,10 +28,10 @@ from hpcddp.checkpoint_dir import (
     remove_left_overs,
     start_partial,
     synced_file,
-    thin_out,
     verify_checkpoint,
     write_manifest,
 )
+from hpcddp.checkpoint_kept import thin_out
 
 State = Mapping[str, Any]
 TakeTensor = Callable[[str, torch.Tensor], torch.Tensor]  # by its name in the state
@@ -199,12 +199,18 @@ def load_newest(checkpoints_dir: Path) -> LoadedCheckpoint | None:
     return None
 
 
-def export_weights(loaded: LoadedCheckpoint, path: Path) -> None:
-    """Write the model's state dict alone to a new file; CheckpointError if that cannot be."""
+def export_weights(loaded: LoadedCheckpoint, path: Path, section: str = "model") -> None:
+    """Write one state dict, `model` or `ema`, to a new file; CheckpointError if that cannot be."""
+    if section not in loaded.state:
+        raise CheckpointError(
+            f"{loaded.path} holds no average of the weights: its run had train.ema_decay=0. "
+            "Leave out --ema to export the weights themselves.",
+            "not_exported",
+        )
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with synced_file(partial) as file:
-            _save(loaded.state["model"], file)
+            _save(loaded.state[section], file)
         os.link(partial, path)  # unlike a rename, fails where something is already
     except OSError as error:
         raise CheckpointError(

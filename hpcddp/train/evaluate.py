@@ -21,7 +21,7 @@ class EvalTask:
     batches: Iterable[Batch]
     most_batches: int
     to_device: Callable[[Batch], Batch]
-    logits_of: Callable[[torch.Tensor], torch.Tensor]
+    logits_of: Callable[[nn.Module, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def evaluate(
             return None
         batch = next(batches, None)
         if batch is not None:
-            sums_3 += _loss_correct_samples(task, batch)
+            sums_3 += _loss_correct_samples(model, task, batch)
     model.train()
     ranks.sum_across(sums_3)
     loss_sum, correct, samples = sums_3.tolist()
@@ -64,9 +64,9 @@ def evaluate(
 
 
 @torch.inference_mode()
-def _loss_correct_samples(task: EvalTask, batch: Batch) -> torch.Tensor:
+def _loss_correct_samples(model: nn.Module, task: EvalTask, batch: Batch) -> torch.Tensor:
     images_nchw, labels_n = task.to_device(batch)
-    logits_nk = task.logits_of(images_nchw).float()
+    logits_nk = task.logits_of(model, images_nchw).float()
     loss_sum = F.cross_entropy(logits_nk, labels_n, reduction="sum").double()
     correct = (logits_nk.argmax(1) == labels_n).sum().double()
     return torch.stack([loss_sum, correct, torch.full_like(loss_sum, len(labels_n))])

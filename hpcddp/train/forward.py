@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from hpcddp.train.replicas import Replicas
 
@@ -28,10 +29,10 @@ class Forward:
             logits_nk = self.replicas(images_nchw)
             return F.cross_entropy(logits_nk, labels_n, label_smoothing=self.label_smoothing)
 
-    def logits(self, images_nchw: torch.Tensor) -> torch.Tensor:
-        """Logits (n, k) of this process's own copy; no other process takes part."""
+    def logits(self, model: nn.Module, images_nchw: torch.Tensor) -> torch.Tensor:
+        """Logits (n, k) of `model`, one copy of this process; no other process takes part."""
         with self._autocast():
-            return self.replicas.module(images_nchw)
+            return model(images_nchw)
 
     def _autocast(self) -> torch.autocast:
         chosen = _AUTOCAST_TYPES.get(self.precision)

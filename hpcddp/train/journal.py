@@ -58,10 +58,14 @@ class Journal:
         """`step` is the first that this attempt has done."""
         self._event("first_step", step=step)
 
-    def evaluated(self, step: int, **fields: float) -> None:
-        """One evaluation record: epoch, accuracy, eval_loss, samples, seconds."""
-        self._metrics(step=step, **fields)
-        _log.info("step %d  test accuracy %.2f %%", step, 100 * fields["accuracy"])
+    def evaluated(self, step: int, weights: str, **fields: float) -> None:
+        """One evaluation record: epoch, accuracy, eval_loss, samples, seconds.
+
+        `weights` says whose they are: `model`, or `ema` for the average.
+        """
+        self._metrics(step=step, weights=weights, **fields)
+        whose = " (EMA weights)" if weights == "ema" else ""
+        _log.info("step %d  test accuracy %.2f %%%s", step, 100 * fields["accuracy"], whose)
 
     def saved(
         self, info: CheckpointInfo, seconds: float, stall_s: float, every_steps: int | None

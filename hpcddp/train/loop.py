@@ -11,6 +11,7 @@ from contextlib import nullcontext
 import torch
 from torch.nn.utils import clip_grad_norm_
 
+from hpcddp.checkpoint_kept import Best
 from hpcddp.config.layout import EXIT_AGAIN, EXIT_DONE, ProcessLayout
 from hpcddp.config.schema import RunConfig
 from hpcddp.run_dir import RunDir
@@ -147,6 +148,8 @@ def train_step(session: Session) -> torch.Tensor:
     _update_weights(session)
     state.step += 1
     state.samples_seen += task.plan.global_batch
+    if state.ema is not None:
+        state.ema.update(state.step)
     return loss_sum
 
 
@@ -181,16 +184,20 @@ def _evaluate(session: Session) -> Evaluation | None:
         session.watchdog.beat()
         return session.vote.ask()
 
-    evaluation = evaluate(session.state.model, session.eval_task, session.ranks, asked_to_stop)
+    model, weights = session.state.evaluated
+    evaluation = evaluate(model, session.eval_task, session.ranks, asked_to_stop)
     if evaluation is not None:
         session.journal.evaluated(
             step,
+            weights,
             epoch=round(session.task.epoch_at(step), 6),
             accuracy=evaluation.accuracy,
             eval_loss=evaluation.loss,
             samples=evaluation.samples,
             seconds=round(time.perf_counter() - begin, 3),
         )
+        best = Best(step, evaluation.accuracy, evaluation.loss, weights)
+        session.saver.save_if_best(session.state, best)
     return evaluation
 
 

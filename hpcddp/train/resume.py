@@ -69,9 +69,25 @@ def is_finished(found: Found, total_steps: int, run_dir: RunDir) -> bool:
 def restore(found: Found, state: TrainState, ranks: Ranks) -> None:
     """Put the checkpoint, or the main process's fresh state, into all processes. Collective."""
     if found.loaded is not None:
+        _warn_of_ema(found.loaded, state)
         state.load(found.loaded.state)
         found.loaded = None  # its tensors are copied: let go of the memory
     state.share(ranks)
+
+
+def _warn_of_ema(loaded: LoadedCheckpoint, state: TrainState) -> None:
+    """Say so where the average of the weights does not simply go on."""
+    was_kept, is_kept = "ema" in loaded.state, state.ema is not None
+    if is_kept and not was_kept:
+        _log.warning(
+            "train.ema_decay=%g is new in this run: the average begins with the weights of step %d",
+            *(state.ema.decay, loaded.step),
+        )
+    elif was_kept and not is_kept:
+        _log.warning(
+            "%s holds an average of the weights that does not go on, as train.ema_decay is 0",
+            loaded.path,
+        )
 
 
 def _checked(loaded: LoadedCheckpoint, expected: Expected) -> ResumePoint:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcddp.checkpoint_dir import CheckpointError, CheckpointInfo
+from hpcddp.checkpoint_kept import Best, read_best, write_best
 from hpcddp.errors import HpcddpError
 from hpcddp.train.background import Background
 from hpcddp.train.cadence import Cadence
@@ -42,6 +43,7 @@ class Saver:
     is_main: bool
     saved_step: int  # the newest step that needs no saving; at the start, where it began
     owner: Ownership | None = None  # None: nobody else can know of the folder
+    keep_best: bool = False
     _write_s: float = 0.0  # how long the newest write took
     _copy: HostCopy = field(default_factory=HostCopy)
     _writer: Background = field(default_factory=lambda: Background("checkpoint-writer"))
@@ -51,23 +53,30 @@ class Saver:
         if self.is_main and self.cadence.is_due(state.step):
             self.save(state)
 
-    def save(self, state: TrainState) -> None:
+    def save_if_best(self, state: TrainState, evaluated: Best) -> None:
+        """Save the state that was just evaluated, and mark it, if it is the best so far."""
+        if self.is_main and self.keep_best and evaluated.beats(read_best(self.folder)):
+            self.save(state, evaluated)
+
+    def save(self, state: TrainState, best: Best | None = None) -> None:
         """Save on the way: copy the state and return, while the copy is written.
 
         Waits for the save before, if that is still being written. Training survives a save that
         fails, with its older checkpoints. The other processes go on, and wait in their next
-        collective.
+        collective. With `best` it becomes the run's best once it is on disk.
         """
         if not self.is_main:
             return
         begin = time.perf_counter()
         self._writer.wait()
         if state.step == self.saved_step:
+            if best is not None:
+                self._writer.start(partial(self._mark, best))
             return
         snapshot = self._copy.take(state.to_dict())
         stall_s = time.perf_counter() - begin
         self.cadence.saved(state.step, stall_s, self._write_s)
-        self._writer.start(partial(self._write, state.step, snapshot, stall_s))
+        self._writer.start(partial(self._write, state.step, snapshot, stall_s, best))
 
     def check_owner(self) -> None:
         """Raise HpcddpError `superseded` if another start of the run is known to have taken over.
@@ -105,7 +114,9 @@ class Saver:
         self.journal.saved(info, seconds, stall_s, self.cadence.every_steps)
         return None
 
-    def _write(self, step: int, snapshot: Mapping[str, Any], stall_s: float) -> None:
+    def _write(
+        self, step: int, snapshot: Mapping[str, Any], stall_s: float, best: Best | None
+    ) -> None:
         """In the writer's thread: whatever goes wrong is said at once, and training goes on."""
         try:
             self._copy.wait()
@@ -114,6 +125,8 @@ class Saver:
                 raise CheckpointError(_nonfinite_words(step, nonfinite), "not_finite")
             info, seconds = self._store(step, snapshot)
             self.journal.saved(info, seconds, stall_s, self.cadence.every_steps)
+            if best is not None:
+                self._mark(best)
         except CheckpointError as error:
             self.journal.not_saved(step, error.message)
         except HpcddpError:
@@ -121,6 +134,17 @@ class Saver:
         except Exception as error:
             _log.exception("The writer of checkpoints failed")
             self.journal.not_saved(step, repr(error))
+
+    def _mark(self, best: Best) -> None:
+        """Its checkpoint is on disk: from here on it stays until a better one is there."""
+        if self.owner is not None:
+            self.owner.check()
+        try:
+            write_best(self.folder, best)
+        except OSError as error:
+            _log.warning("Step %d cannot be marked as the best: %s", best.step, error)
+            return
+        _log.info("step %d is the best so far; its checkpoint stays", best.step)
 
     def _store(self, step: int, snapshot: Mapping[str, Any]) -> tuple[CheckpointInfo, float]:
         """Write it, at the second try if need be; what there is then, and in how many seconds."""

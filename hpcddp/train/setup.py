@@ -14,6 +14,7 @@ from hpcddp.run_dir import RunDir
 from hpcddp.stop_flag import ignore_stop_signals
 from hpcddp.train.cadence import build_cadence
 from hpcddp.train.checkpoint import Retention
+from hpcddp.train.ema import WeightAverage
 from hpcddp.train.evaluate import EvalTask, most_batches
 from hpcddp.train.feed import Feed, ToDevice, build_to_device
 from hpcddp.train.fingerprint import fingerprint_of
@@ -103,14 +104,15 @@ def build_session(
 
 
 def build_state(task: Task, device: torch.device) -> TrainState:
-    """Model and optimizer as the seed alone makes them, on the device."""
+    """Model, optimizer and average as the seed alone makes them, on the device."""
     train = task.config.train
     model = build_model(train.model, task.train_set.num_classes, train.model_options, train.seed)
     channels_last = _channels_last(train.channels_last, device)
     memory_format = torch.channels_last if channels_last else torch.preserve_format
     model.to(device, memory_format=memory_format)
     optimizer = build_optimizer(model, task.config.optim)
-    return TrainState(model, optimizer, build_scaler(train.precision, device))
+    ema = WeightAverage(model, train.ema_decay) if train.ema_decay else None
+    return TrainState(model, optimizer, build_scaler(train.precision, device), ema=ema)
 
 
 def _channels_last(wish: bool | None, device: torch.device) -> bool:
@@ -176,6 +178,7 @@ def _build_saver(
         is_main=task.layout.is_main,
         saved_step=start_step,
         owner=owner,
+        keep_best=kept.keep_best,
     )
 
 
@@ -194,4 +197,5 @@ def _facts(task: Task, device: torch.device, state: TrainState) -> dict[str, Any
         "micro_batch": plan.micro_batch,
         "accumulation_steps": plan.accumulation_steps,
         "peak_lr": task.schedule.peak,
+        **({} if state.ema is None else {"ema_decay": state.ema.decay}),
     }

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hpcddp.train.ema import WeightAverage
 from hpcddp.train.process_group import Ranks
 
 
@@ -22,6 +23,12 @@ class TrainState:
     scaler: torch.amp.GradScaler
     step: int = 0
     samples_seen: int = 0
+    ema: WeightAverage | None = None
+
+    @property
+    def evaluated(self) -> tuple[nn.Module, str]:
+        """The model that is evaluated, the average where there is one; and which that is."""
+        return (self.model, "model") if self.ema is None else (self.ema.model, "ema")
 
     def to_dict(self) -> dict[str, Any]:
         """Tensors (shared, not copied) and plain values; the optimizer's by parameter name."""
@@ -29,12 +36,18 @@ class TrainState:
             "model": self.model.state_dict(),
             "optimizer": {name: values for name, _, values in self._optimizer_values()},
             "scaler": self.scaler.state_dict(),
+            **({} if self.ema is None else {"ema": self.ema.state_dict()}),
             **self._counts(),
         }
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Take over what `to_dict` gave. Options of the optimizer stay as configured."""
+        """Take over what `to_dict` gave. Options of the optimizer stay as configured.
+
+        An average that was not saved begins with the weights that were.
+        """
         self.model.load_state_dict(saved["model"])
+        if self.ema is not None:
+            self.ema.load(saved.get("ema", saved["model"]))
         for name, parameter in self.model.named_parameters():
             values = saved["optimizer"].get(name, {})
             self.optimizer.state[parameter] = {
@@ -58,8 +71,10 @@ class TrainState:
         ranks.broadcast(list(self.tensors()))
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """All tensors of model and optimizer, in the same order in every process."""
+        """All tensors of model, average and optimizer, in the same order in every process."""
         yield from self.model.state_dict().values()
+        if self.ema is not None:
+            yield from self.ema.state_dict().values()
         for _, _, values in self._optimizer_values():
             yield from values.values()
 

@@ -229,7 +229,8 @@ def test_list_and_verify_do_without_torch(runs, words):
 @pytest.fixture
 def trained(runs):
     model = torchvision.models.shufflenet_v2_x0_5(num_classes=10)
-    state = {"model": model.state_dict(), "optimizer": {}, "step": 30}
+    ema = {name: value.clone().fill_(2) for name, value in model.state_dict().items()}
+    state = {"model": model.state_dict(), "ema": ema, "optimizer": {}, "step": 30}
     extra = {"train.model": "shufflenet_v2_x0_5"}
     save_checkpoint(runs / "red" / "checkpoints", 30, state, extra, 10)
     return model
@@ -245,6 +246,19 @@ def test_exported_weights_load_into_torchvisions_model(trained, tmp_path):
     pairs = zip(fresh.state_dict().values(), trained.state_dict().values(), strict=True)
     assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
     assert [entry.name for entry in tmp_path.iterdir() if entry.is_file()] == ["weights.pt"]
+
+
+def test_the_average_is_exported_instead_if_asked_for(trained, tmp_path):
+    out = tmp_path / "average.pt"
+    assert hpcddp("export", "--ema", "red", out).stdout.startswith("EMA weights of step 30 of ")
+    trained.load_state_dict(torch.load(out, weights_only=True))
+    assert all((value == 2).all() for value in trained.state_dict().values())
+
+
+def test_an_average_that_was_not_kept_cannot_be_exported(runs, tmp_path):
+    with pytest.raises(HpcddpError, match=r"train\.ema_decay=0\. Leave out --ema"):
+        hpcddp("export", "red", tmp_path / "average.pt", "--ema")
+    assert not (tmp_path / "average.pt").exists()
 
 
 def test_an_export_never_replaces_a_file_and_names_a_missing_folder(trained, tmp_path):

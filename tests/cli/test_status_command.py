@@ -39,7 +39,8 @@ def root(tmp_path, monkeypatch):
 
 def make_run(root, name, job_id, *kinds):
     run_dir = RunDir(root / name)
-    run_dir.path.mkdir()
+    run_dir.batch_log.parent.mkdir(parents=True)
+    run_dir.batch_log.touch()
     run_dir.append_event("submitted", launcher="slurm", job_id=job_id, cluster="generic")
     for kind in kinds:
         run_dir.append_event(kind, attempt=0, exit_code=1, max_steps=40)

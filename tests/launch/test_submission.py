@@ -67,11 +67,17 @@ def test_slurms_input_variables_cannot_override_the_script(fake_sbatch, monkeypa
     monkeypatch.setenv("SBATCH_PARTITION", "other")
     monkeypatch.setenv("SBATCH_TIMELIMIT", "5")
     monkeypatch.setenv("SBATCH_EXPORT", "ALL")
-    hpcddp("submit", "--cluster", "generic", "--name", "r", "--partition", "typed")
+    left_out = ("ARRAY_INX", "WAIT", "ERROR", "GPUS", "GPUS_PER_TASK", "MEM_PER_CPU")
+    for name in left_out:
+        monkeypatch.setenv(f"SBATCH_{name}", "1")
+    hpcddp(
+        "submit", "--cluster", "generic", "--name", "r", "--partition", "typed", "resources.mem=1G"
+    )
     assert "#SBATCH --partition=typed" in (fake_sbatch / "sbatch.script").read_text()
     seen = environment_of_sbatch(fake_sbatch)
     assert "SBATCH_PARTITION" not in seen
     assert "SBATCH_TIMELIMIT" not in seen
+    assert not {f"SBATCH_{name}" for name in left_out} & set(seen)
     assert seen["SBATCH_EXPORT"] == "ALL"
 
 

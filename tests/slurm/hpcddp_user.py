@@ -5,10 +5,30 @@ import sys
 import time
 from pathlib import Path
 
-from hpcddp.run_dir import RunDir
+from hpcddp.run_dir import RunDir, read_json_lines
 
 ROOT = Path(__file__).parents[2]
 _PAUSE_S = 0.5  # each look starts a Python, which the job under test would have to wait for
+
+
+def losses(run_dir):
+    """The loss of each step; of a step that was done again, the last one."""
+    return {r["step"]: r["loss"] for r in read_json_lines(run_dir.metrics) if "loss" in r}
+
+
+def processes_of(job_id):
+    """Global rank and process id of a job's ranks; all nodes share this machine's processes."""
+    wanted = f"SLURM_JOB_ID={job_id}".encode()
+    for entry in Path("/proc").iterdir():
+        try:
+            environ = (entry / "environ").read_bytes().split(b"\0") if entry.name.isdigit() else []
+            command = (entry / "cmdline").read_bytes().split(b"\0") if environ else []
+        except OSError:
+            continue
+        pairs = dict(item.split(b"=", 1) for item in environ if b"=" in item)
+        is_rank = b"run" in command and b"srun" not in command[0] and b"SLURM_STEP_ID" in pairs
+        if is_rank and wanted in environ:
+            yield int(pairs[b"SLURM_PROCID"]), int(entry.name)
 
 
 class Hpcddp:
@@ -16,11 +36,12 @@ class Hpcddp:
 
     def __init__(self, cluster, runs):
         self.cluster, self.runs = cluster, runs
+        self.python, self.work_dir = sys.executable, ROOT
         self.env = cluster.env | {"HPCDDP_RUNS_DIR": str(runs), "OMP_NUM_THREADS": "1"}
 
     def __call__(self, *words, **options):
-        command = [sys.executable, "-m", "hpcddp", *words]
-        return self.cluster.run(command, **({"env": self.env, "cwd": ROOT} | options))
+        command = [self.python, "-m", "hpcddp", *words]
+        return self.cluster.run(command, **({"env": self.env, "cwd": self.work_dir} | options))
 
     def submit(self, name, *words, command=(), nodes=2):
         """Send a run, training or the user's own command, to the test cluster; its job id."""
@@ -64,3 +85,18 @@ class Hpcddp:
 
         self.cluster.wait_until(problem, timeout)
         return self.events(name, kind)[-1]
+
+    def wait_for_step(self, name, step, timeout=400):
+        """Wait until a run has done `step` steps."""
+
+        def problem():
+            seen = max(losses(self.run_dir(name)), default=0)
+            return "" if seen >= step else f"{name} is at step {seen}"
+
+        self.cluster.wait_until(problem, timeout)
+
+    @staticmethod
+    def pid_of_rank(job_id, global_rank):
+        found = dict(processes_of(job_id))
+        assert global_rank in found, f"no process of rank {global_rank} of job {job_id}: {found}"
+        return found[global_rank]

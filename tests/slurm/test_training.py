@@ -3,9 +3,9 @@
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
+from hpcddp_user import losses
 
 from hpcddp.run_dir import read_json_lines
 
@@ -17,39 +17,8 @@ METRICS = {
 }  # fmt: skip
 
 
-def losses(run_dir):
-    return {r["step"]: r["loss"] for r in read_json_lines(run_dir.metrics) if "loss" in r}
-
-
 def kinds(run_dir):
     return [event["event"] for event in run_dir.read_events()]
-
-
-def wait_for_step(hpcddp, name, step):
-    """Wait until a run has done `step` steps."""
-
-    def problem():
-        seen = max(losses(hpcddp.run_dir(name)), default=0)
-        return "" if seen >= step else f"{name} is at step {seen}"
-
-    hpcddp.cluster.wait_until(problem, 400)
-
-
-def pid_of_rank(job_id, global_rank):
-    """The process of one rank; all nodes of the test cluster share this machine's processes."""
-    wanted = {f"SLURM_JOB_ID={job_id}".encode(), f"SLURM_PROCID={global_rank}".encode()}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            environment = set((entry / "environ").read_bytes().split(b"\0"))
-            command = (entry / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        is_step = any(item.startswith(b"SLURM_STEP_ID=") for item in environment)
-        if is_step and wanted <= environment and b"run" in command and b"srun" not in command[0]:
-            return int(entry.name)
-    raise AssertionError(f"no process of rank {global_rank} of job {job_id}")
 
 
 def test_two_nodes_train_to_the_end_and_everything_is_told(hpcddp, cluster):
@@ -79,8 +48,8 @@ def test_two_nodes_train_to_the_end_and_everything_is_told(hpcddp, cluster):
 def test_a_signalled_job_saves_comes_back_and_ends_with_the_same_bits(hpcddp, cluster):
     words = [*TINY, "train.max_steps=24"]
     job_id = hpcddp.submit("r", *words)
-    wait_for_step(hpcddp, "r", 2)
-    os.kill(pid_of_rank(job_id, 1), signal.SIGUSR2)  # one rank is told, all stop
+    hpcddp.wait_for_step("r", 2)
+    os.kill(hpcddp.pid_of_rank(job_id, 1), signal.SIGUSR2)  # one rank is told, all stop
     hpcddp.wait_for("r", "requeued", timeout=200)
     run_dir = hpcddp.run_dir("r")
     stopped = next(event for event in run_dir.read_events() if event["event"] == "stopped")
@@ -98,7 +67,7 @@ def test_a_signalled_job_saves_comes_back_and_ends_with_the_same_bits(hpcddp, cl
 
 def test_a_preempted_job_loses_no_step(hpcddp, cluster):
     job_id = hpcddp.submit("r", "--partition", "preempt-grace", *TINY, "train.max_steps=30")
-    wait_for_step(hpcddp, "r", 2)
+    hpcddp.wait_for_step("r", 2)
     cluster.preempt(job_id)
     status = hpcddp.wait_for("r", "finished", timeout=600)
     assert (status["attempt"], status["step"]) == (1, 30)
@@ -142,8 +111,8 @@ def test_a_rank_that_raises_ends_the_job_and_status_names_its_error(
 
 def test_a_rank_killed_outright_ends_the_job(hpcddp, cluster):
     job_id = hpcddp.submit("r", *LONG)
-    wait_for_step(hpcddp, "r", 2)
-    os.kill(pid_of_rank(job_id, 1), signal.SIGKILL)
+    hpcddp.wait_for_step("r", 2)
+    os.kill(hpcddp.pid_of_rank(job_id, 1), signal.SIGKILL)
     killed = time.time()
     assert cluster.wait(job_id, {"FAILED"}, timeout=90) == "FAILED"
     assert time.time() - killed < 90
@@ -155,7 +124,7 @@ def test_a_rank_killed_outright_ends_the_job(hpcddp, cluster):
 
 def test_a_cancelled_run_never_comes_back(hpcddp, cluster):
     job_id = hpcddp.submit("r", *LONG)
-    wait_for_step(hpcddp, "r", 1)
+    hpcddp.wait_for_step("r", 1)
     assert hpcddp("cancel", "r").returncode == 0
     assert cluster.wait(job_id, {"CANCELLED"}, timeout=200) == "CANCELLED"
     assert hpcddp.status("r")["state"] == "cancelled"

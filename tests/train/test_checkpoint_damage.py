@@ -19,8 +19,6 @@ from hpcddp import checkpoint_dir
 from hpcddp.checkpoint_dir import CheckpointError, list_checkpoints, verify_checkpoint
 from hpcddp.train.checkpoint import load_newest, save_checkpoint
 
-KILLS = 40
-
 
 @pytest.fixture(autouse=True)
 def one_thread():
@@ -169,7 +167,8 @@ def test_a_kill_before_any_operation_of_a_save_leaves_a_usable_state(tmp_path, m
     assert [entry.name for entry in tmp_path.iterdir()] == ["step_000001000"]
 
 
-def test_kills_at_random_moments_leave_a_usable_state(tmp_path):
+@pytest.mark.parametrize("kills", [40, pytest.param(1000, marks=pytest.mark.slow)])
+def test_kills_at_random_moments_leave_a_usable_state(tmp_path, kills):
     chance = random.Random(0)
     newest = 0
     save(tmp_path, 0)
@@ -179,7 +178,7 @@ def test_kills_at_random_moments_leave_a_usable_state(tmp_path):
             save(tmp_path, step, megabytes=2)
 
     partials = 0
-    for _ in range(KILLS):
+    for _ in range(kills):
         pid = in_a_child(save_on)
         time.sleep(chance.uniform(0.0, 0.06))
         os.kill(pid, signal.SIGKILL)
@@ -191,7 +190,7 @@ def test_kills_at_random_moments_leave_a_usable_state(tmp_path):
         newest = loaded.step
         partials += any(entry.name.endswith(".partial") for entry in tmp_path.iterdir())
     assert newest > 0
-    assert partials > KILLS // 4  # the kills did hit writers at work
+    assert partials > kills // 4  # the kills did hit writers at work
     save(tmp_path, newest + 1)  # on a slow machine the kills may have hit every thinning out
     assert [info.step for info in list_checkpoints(tmp_path)][-1] == newest + 1
     assert len(list_checkpoints(tmp_path)) == 2

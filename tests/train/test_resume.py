@@ -1,12 +1,14 @@
 """Interrupted and uninterrupted runs end with the same bits; what cannot go on is refused."""
 
+import logging
 import os
 import signal
+from functools import partial
 
 import pytest
+import torch
 from train_ranks import (
     differing,
-    evaluations_of,
     events_of,
     final_state,
     kinds_of,
@@ -30,6 +32,7 @@ SETTINGS = (
     "train.eval_every_epochs=1",
     "ddp.bucket_cap_mib=1",
 )
+KINDS = ("started", "resumed")
 
 
 def train_until(steps, config, layout, run_dir, *, warm_up=True):
@@ -50,55 +53,11 @@ def train_until(steps, config, layout, run_dir, *, warm_up=True):
     return loop.train(config, layout, RunDir(run_dir), StopFlag.install())
 
 
-def train_until_2(config, layout, run_dir):
-    return train_until(2, config, layout, run_dir)
-
-
-def train_until_4(config, layout, run_dir):
-    return train_until(4, config, layout, run_dir)
-
-
-def train_cold_until_2(config, layout, run_dir):
-    return train_until(2, config, layout, run_dir, warm_up=False)
-
-
-def train_cold(config, layout, run_dir):
-    return train_until(-1, config, layout, run_dir, warm_up=False)
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_interrupted_twice_or_never_the_bits_are_the_same(world_size, tmp_path):
-    config = small_config(*SETTINGS, "train.max_steps=5")
-    through, broken = tmp_path / "same" / "run", tmp_path / "other" / "run"
-    assert set(train_on(world_size, through, config)) == {0}
-    for function, code in ((train_until_2, 75), (train_until_4, 75), (None, 0)):
-        assert set(train_on(world_size, broken, config, function)) == {code}
-    assert differing(final_state(through), final_state(broken)) == []
-    assert losses_of(through) == losses_of(broken)
-    accuracies = [
-        {step: (record["accuracy"], record["eval_loss"]) for step, record in found.items()}
-        for found in map(evaluations_of, (through, broken))
-    ]
-    assert accuracies[0] == accuracies[1]
-    steps = [event["step"] for event in events_of(broken) if event["event"] == "resumed"]
-    assert steps == [2, 4]
-
-
 def test_two_equal_runs_end_with_equal_bits(tmp_path):
     config = small_config(*SETTINGS, "train.max_steps=3")
     for folder in ("first", "second"):
         train_on(3, tmp_path / folder, config)
     assert differing(final_state(tmp_path / "first"), final_state(tmp_path / "second")) == []
-
-
-def test_loader_workers_change_no_bit_and_do_not_hear_the_signal(tmp_path):
-    through, broken = tmp_path / "same" / "run", tmp_path / "other" / "run"
-    config = small_config(*SETTINGS, "train.max_steps=4")
-    train_on(1, through, config)
-    with_workers = small_config(*SETTINGS, "train.max_steps=4", "data.workers=2")
-    assert train_on(1, broken, with_workers, train_until_2) == [75]
-    assert train_on(1, broken, with_workers) == [0]
-    assert differing(final_state(through), final_state(broken)) == []
 
 
 def test_another_seed_ends_with_other_bits(tmp_path):
@@ -113,25 +72,49 @@ def test_without_the_warm_up_three_processes_would_not_resume_exactly(tmp_path):
     # A static graph cannot even begin with a pass that skips the reduction.
     config = small_config(*SETTINGS, "train.max_steps=4", "ddp.static_graph=false")
     through, broken = tmp_path / "same" / "run", tmp_path / "other" / "run"
-    train_on(3, through, config, train_cold)
-    train_on(3, broken, config, train_cold_until_2)
-    train_on(3, broken, config, train_cold)
+    train_on(3, through, config, partial(train_until, -1, warm_up=False))
+    train_on(3, broken, config, partial(train_until, 2, warm_up=False))
+    train_on(3, broken, config, partial(train_until, -1, warm_up=False))
     assert "model" in differing(final_state(through), final_state(broken))
 
 
-def test_going_on_with_another_world_size_keeps_the_curve(tmp_path):
+def train_logged(steps, config, layout, run_dir):
+    """In a child: as `train_until`, with the main process's log in `attempt-N.log`."""
+    if layout.is_main:
+        logging.basicConfig(
+            filename=run_dir / f"attempt-{layout.attempt}.log", level=logging.INFO, force=True
+        )
+    return train_until(steps, config, layout, run_dir)
+
+
+def test_going_on_with_other_world_sizes_keeps_the_curve_and_says_what_changed(tmp_path):
     settings = (
         "train.model=squeezenet1_1",
         "train.model_options={dropout: 0.0}",
-        "train.max_steps=4",
+        "train.micro_batch=3",  # so 2 passes, then 4, then 1
+        "train.max_steps=6",
+        "train.ema_decay=0.9",
+        "data.augment=shift",
         "optim.lr=0.005",
     )
     config = small_config(*settings)
     through, broken = tmp_path / "same" / "run", tmp_path / "other" / "run"
-    train_on(1, through, config)
-    train_on(2, broken, config, train_until_2)
-    train_on(3, broken, config)
+    train_on(2, through, config)
+    for attempt, (world_size, stop) in enumerate([(2, 2), (1, 4), (4, -1)]):
+        train_on(world_size, broken, config, partial(train_logged, stop), attempt=attempt)
     assert losses_of(broken) == pytest.approx(losses_of(through), rel=1e-5)
+    assert sorted(losses_of(broken)) == [1, 2, 3, 4, 5, 6]
+    first, second = (final_state(run_dir) for run_dir in (through, broken))
+    assert first["samples_seen"] == second["samples_seen"] == 72
+    torch.testing.assert_close(first["ema"], second["ema"], rtol=1e-4, atol=1e-6)
+    of_kind = {kind: [e for e in events_of(broken) if e["event"] == kind] for kind in KINDS}
+    sizes = [(e["world_size"], e["accumulation_steps"]) for e in of_kind["started"]]
+    assert sizes == [(2, 2), (1, 4), (4, 1)]
+    assert [e["changed"]["world_size"] for e in of_kind["resumed"]] == [[2, 1], [1, 4]]
+    for attempt, words in ((1, "world_size was 2 and is 1"), (2, "world_size was 1 and is 4")):
+        text = (broken / f"attempt-{attempt}.log").read_text()
+        assert words in text
+        assert "the weights will not be bit-identical" in text
 
 
 def test_a_finished_run_returns_at_once(tmp_path):
@@ -154,6 +137,8 @@ def test_a_finished_run_can_be_made_longer(tmp_path):
     [
         ("train.global_batch=6", "train.global_batch=12"),
         ("train.model=squeezenet1_1", "train.model=shufflenet_v2_x0_5"),
+        ("train.model_options={init_weights: true}", "train.model_options={}"),
+        ("data.image_size=64", "data.image_size=32"),
         ("train.seed=5", "train.seed=0"),
     ],
 )

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from train_ranks import events_of, kinds_of, small_config, train_on
 
+from hpcddp.checkpoint_kept import Best, read_best
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.run_dir import RunDir
 from hpcddp.train import saving
@@ -179,6 +180,16 @@ def test_one_failure_is_made_good_at_once(saver, state, monkeypatch, last):
     assert kinds_of(saver.folder.parent) == ["checkpoint"]
 
 
+@pytest.mark.parametrize(("failures", "marked"), [(0, 1), (1, 1), (2, None)])
+def test_only_a_state_that_is_on_disk_becomes_the_best(saver, state, monkeypatch, failures, marked):
+    fail_times(monkeypatch, failures, saving.CheckpointError("full"))
+    saver.keep_best = True
+    saver.save_if_best(state, Best(1, 0.5, 1.0))
+    saver._writer.wait()
+    best = read_best(saver.folder)
+    assert (best and best.step) == marked
+
+
 def test_an_error_nobody_thought_of_is_reported_too(saver, state, monkeypatch, caplog):
     fail_times(monkeypatch, 1, RuntimeError("a bug"))
     saver.save(state)
@@ -195,7 +206,7 @@ def test_an_error_nobody_thought_of_is_reported_too(saver, state, monkeypatch, c
 def test_training_survives_a_run_directory_that_cannot_be_written_to(tmp_path, caplog):
     journal = Journal(RunDir(tmp_path / "gone"), ProcessLayout())
     journal.not_saved(3, "full")
-    journal.evaluated(3, accuracy=0.5)
+    journal.evaluated(3, "model", accuracy=0.5)
     assert caplog.text.count("Cannot write to the run directory") == 2
 
 

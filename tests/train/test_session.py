@@ -104,7 +104,7 @@ def test_metrics_and_events_have_what_readers_need(tmp_path):
     assert set(trained) == {"step", "epoch", "loss", "lr", "attempt", "time"} | rates
     assert (trained["step"], trained["epoch"], trained["attempt"]) == (2, 0.4, 3)
     assert trained["images_per_s"] == pytest.approx(2 * trained["images_per_s_per_gpu"], rel=1e-4)
-    assert {"step", "epoch", "accuracy", "eval_loss", "samples"} < set(evaluated)
+    assert {"step", "epoch", "accuracy", "eval_loss", "samples", "weights"} < set(evaluated)
     started, first_step, saved, finished = events_of(tmp_path)
     assert {event["job_id"] for event in (started, first_step, saved, finished)} == {"77_2"}
     assert (started["max_steps"], started["world_size"]) == (4, 2)
@@ -116,7 +116,7 @@ def test_only_the_main_process_writes(tmp_path):
     journal = Journal(RunDir(tmp_path), ProcessLayout(global_rank=1, world_size=2))
     journal.signalled(15, 3)
     journal.stopped(3)
-    journal.evaluated(3, accuracy=1.0)
+    journal.evaluated(3, "model", accuracy=1.0)
     assert not list(tmp_path.iterdir())
 
 

@@ -1,6 +1,7 @@
 """All ranks stop after the same step, whoever was signalled and whenever."""
 
 import os
+import random
 import signal
 import time
 
@@ -111,10 +112,14 @@ def wait_for(path):
         time.sleep(0.01)
 
 
-def vote_many_times(layout, rounds):
-    """In a child: vote until somebody was signalled; in which round the ranks agreed to stop."""
-    import random
+def plan_of(this_round, world_size):
+    """Which rank is signalled in which step of a round, and whether before it votes; for all."""
+    chance = random.Random(this_round)
+    return chance.randrange(world_size), chance.randint(1, 2), chance.random() < 0.5
 
+
+def vote_many_times(layout, rounds):
+    """In a child: steps as the loop makes them until the ranks stop; after how many, per round."""
     import torch
 
     from hpcddp.stop_flag import StopFlag, StopNotice
@@ -122,23 +127,35 @@ def vote_many_times(layout, rounds):
     from hpcddp.train.stop import StopVote
 
     ranks = open_ranks(layout, torch.device("cpu"), 60)
-    chance, stops = random.Random(layout.global_rank), []
-    for _ in range(rounds):
+    chance, stops = random.Random(-layout.global_rank), []
+
+    def dawdle():
+        time.sleep(chance.choice([0.0, 0.0, 0.0, 0.002]) * chance.random())
+
+    for this_round in range(rounds):
         flag, step, stopped = StopFlag(), 0, False
         vote = StopVote(ranks, flag)
+        victim, signalled, is_before = plan_of(this_round, layout.world_size)
+        notice = StopNotice(signal.SIGTERM, 0.0)
         while not stopped:
-            if chance.random() < 0.2:
-                flag.notice = StopNotice(signal.SIGTERM, 0.0)
+            step += 1
+            is_hit = step == signalled and layout.global_rank == victim
+            dawdle()
+            ranks.sum_across(torch.zeros(8))  # what else is going on between the same processes
+            flag.notice = notice if is_hit and is_before else flag.notice
             vote.open()
-            time.sleep(chance.random() * 0.0005)
-            stopped, step = vote.close(), step + 1
+            flag.notice = notice if is_hit else flag.notice
+            dawdle()
+            stopped = vote.close()
         stops.append(step)
     ranks.close()
     return stops
 
 
 def test_thousand_stops_with_random_delays_agree_and_never_lock_up():
+    plans = [plan_of(this_round, 3) for this_round in range(1000)]
+    # Who is signalled after it has voted stops everybody one step later.
+    expected = [step if is_before else step + 1 for _, step, is_before in plans]
     calls = [(layout, 1000) for layout in layouts(3, ports=free_ports(1))]
-    first, *others = start(vote_many_times, calls).results()
-    assert all(stops == first for stops in others)
-    assert len(set(first)) > 1
+    for stops in start(vote_many_times, calls).results():
+        assert stops == expected

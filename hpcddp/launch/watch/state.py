@@ -36,7 +36,6 @@ _ENDED = {
     "REVOKED": "moved to another cluster (REVOKED)",
     "LAUNCH_FAILED": "Slurm could not start it (LAUNCH_FAILED)",
 }
-NOT_SUBMITTED = "not submitted"  # how the reason of a job begins that was never queued
 _TURNS = ("started", "signal", "stopped", "requeued", "failed")
 
 
@@ -52,6 +51,7 @@ class Evidence:
     job: JobInfo | None
     now: float
     last_write_time: float
+    has_log: bool = True  # False where no batch script has run
 
     @property
     def turn(self) -> Record | None:
@@ -193,14 +193,9 @@ def _failure(seen: Evidence, job: JobInfo | None) -> str:
     if not any(parts) and job is not None:
         reason = f" ({job.reason})" if job.reason else ""
         parts.append(f"its job is {job.state}{reason}, {exit_words(job.exit_code)}")
-    if not _was_never_sent(seen):
+    if seen.has_log:
         parts.append(f"see {failure_log(seen.run_dir, seen.events)}")
     return "; ".join(filter(None, parts))
-
-
-def _was_never_sent(seen: Evidence) -> bool:
-    """Slurm refused the job, so there is no log of it."""
-    return str((seen.turn or {}).get("reason", "")).startswith(NOT_SUBMITTED)
 
 
 def clock_text(unix_time: float) -> str:

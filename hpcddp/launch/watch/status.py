@@ -66,7 +66,8 @@ class RunStatus:
 def status_of(history: RunHistory, job: JobInfo | None, now: float) -> RunStatus:
     """The status of a run from its files and what its scheduler says, if it says anything."""
     events, submission, train = history.current, history.submission, history.train
-    seen = Evidence(history.run_dir, events, job, now, history.last_write_time)
+    has_log = history.run_dir.batch_log.exists()
+    seen = Evidence(history.run_dir, events, job, now, history.last_write_time, has_log)
     state, reason = decide_state(seen)
     has_ended = state in ENDED_STATES
     started, finished = seen.last("started") or {}, seen.last("finished") or {}

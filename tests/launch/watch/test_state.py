@@ -36,7 +36,8 @@ def event(place, text):
 def make_run(root, *events, metrics=(), name="demo"):
     """A run directory with these events (texts as in run_states.yaml) and metrics records."""
     run_dir = RunDir(Path(root) / name)
-    run_dir.path.mkdir(parents=True)
+    run_dir.batch_log.parent.mkdir(parents=True)
+    run_dir.batch_log.touch()
     records = [event(place, text) for place, text in enumerate(events)]
     run_dir.events.write_text("".join(json.dumps(record) + "\n" for record in records))
     if metrics:

@@ -1,0 +1,122 @@
+"""A rehearsal sees what two runs have shown, and says no where a job would lose work."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from hpcddp.config.load import Layer, resolve
+from hpcddp.launch.rehearsal import report
+from hpcddp.run_dir import RunDir
+from hpcddp.train.checkpoint import save_checkpoint
+
+TINY = ["train.model=resnet18", "train.global_batch=8", "data.name=synthetic", "data.image_size=8"]
+
+
+def rehearse(*words):
+    command = [sys.executable, "-m", "hpcddp", "rehearse", "--cluster", "local", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture
+def quick(workplace, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return workplace
+
+
+def test_a_job_that_survives_is_said_to_survive_with_every_number(quick):
+    done = rehearse("--nodes", "2", "--name", "q", "--steps", "9", "--json", *TINY)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["problems"] == []
+    assert found["comparison"]["identical"]
+    assert found["comparison"]["num_tensors"] > 100
+    assert found["steps_lost"] == 0
+    for key in ("save_s", "stall_s", "stop_s", "requeue_s", "restart_s", "recommended_interval_s"):
+        assert found[key] >= 0, key
+    assert found["recommended_warn_before_s"] >= 10
+    interrupted = RunDir(quick / "runs" / "q-interrupted")
+    assert json.loads((interrupted.reports / "rehearsal.json").read_text()) == found
+    kinds = [event["event"] for event in interrupted.read_events()]
+    assert kinds.count("requeued") == kinds.count("resumed") == 1
+
+
+def test_a_job_that_fails_by_itself_is_not_interrupted(quick):
+    done = rehearse("--name", "q", "--steps", "4", *TINY, "optim.lr=1e30")
+    assert done.returncode == 1
+    assert "the uninterrupted run did not finish" in done.stdout
+    assert not (quick / "runs" / "q-interrupted").exists()
+
+
+def test_a_program_of_ones_own_cannot_be_rehearsed(quick):
+    done = rehearse("--name", "q", "--", "true")
+    assert done.returncode == 2
+    assert "-- COMMAND" in done.stderr
+    assert not (quick / "runs").exists()
+
+
+def ended_run(path, *events, weight=1.0):
+    """A finished run with these events and one checkpoint."""
+    run_dir = RunDir(path)
+    run_dir.checkpoints.mkdir(parents=True)
+    run_dir.append_event("submitted", launcher="local", job_id="local-1")
+    for kind, fields in events:
+        run_dir.append_event(kind, **{"attempt": 0} | fields)
+    run_dir.append_event("finished", attempt=max(f.get("attempt", 0) for _, f in events))
+    save_checkpoint(run_dir.checkpoints, 9, {"model": {"w": torch.tensor([weight])}}, {}, 1)
+    return run_dir
+
+
+STOPPED = [
+    ("launched", {"began": 100.0}),
+    ("started", {}),
+    ("stop_reason", {"signal_time": 110.0, "reason": "signalled"}),
+    ("checkpoint", {"step": 3, "seconds": 1.0, "stall_s": 0.2}),
+    ("requeued", {"time": 130.0, "reason": "signalled", "exit_code": 75}),
+    ("launched", {"attempt": 1, "began": 140.0, "last_step": 3}),
+    ("started", {"attempt": 1}),
+    ("resumed", {"attempt": 1, "step": 3}),
+    ("first_step", {"attempt": 1, "time": 150.0, "step": 4}),
+]
+
+
+@pytest.fixture
+def looked_at(tmp_path):
+    """What a rehearsal says of an interrupted run with these events."""
+
+    def look(events, lead_s=120, **weights):
+        plain = ended_run(tmp_path / "a", ("launched", {}), ("started", {}))
+        stopped = ended_run(tmp_path / "b", *events, **weights)
+        values = {"train": {"max_steps": 9}, "resources": {"warn_before_s": lead_s}}
+        return report(plain, stopped, resolve([Layer("test", values)]).config)
+
+    return look
+
+
+def test_the_times_of_a_rehearsal(looked_at):
+    found = looked_at(STOPPED)
+    assert found.problems == ()
+    assert (found.stop_s, found.requeue_s, found.restart_s) == (20.0, 10.0, 10.0)
+    assert found.recommended_warn_before_s == 40
+
+
+def test_other_bits_are_a_problem_that_names_the_first_tensor(looked_at):
+    [problem] = looked_at(STOPPED, weight=2.0).problems
+    assert "model.w" in problem
+
+
+def test_lost_steps_are_a_problem(looked_at):
+    events = [(k, f | {"last_step": 5} if "last_step" in f else f) for k, f in STOPPED]
+    assert looked_at(events).problems == ("2 steps were lost",)
+
+
+def test_a_stop_that_takes_longer_than_the_warning_is_a_problem(looked_at):
+    [problem] = looked_at(STOPPED, lead_s=15).problems
+    assert "resources.warn_before_s" in problem
+
+
+def test_a_run_that_was_over_too_soon_proves_nothing(looked_at):
+    [problem] = looked_at(STOPPED[:2]).problems
+    assert "--steps" in problem

@@ -1,0 +1,87 @@
+"""A run that everything happens to ends with the bits of one that nothing happened to."""
+
+import json
+import random
+import subprocess
+
+import pytest
+from hpcddp_user import Hpcddp, losses
+from interruptions import FEW, MAIN, MANY, Victim, befall_all, shuffled
+
+SAVE_EVERY = 5
+FEW_STEPS, MANY_STEPS = 72, 1100  # a node that is lost trains on until Slurm misses it
+RUN = (
+    "train.model=resnet18", "train.global_batch=16", "train.seed=7", "train.ema_decay=0.9",
+    "data.augment=shift", "data.image_size=16", "data.workers=1", "log.every_steps=1",
+    f"checkpoint.every_steps={SAVE_EVERY}", "requeue.max_failures=1000",
+    "requeue.max_without_progress=0", "train.eval_every_epochs=null",
+)  # fmt: skip
+
+
+@pytest.fixture
+def small_disk_cluster(new_cluster, tmp_path):
+    """A user of a cluster of his own, whose runs lie on a small disk that all nodes can see."""
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1g", "tmpfs", runs]
+    subprocess.run(mount, check=True)
+    try:
+        yield Hpcddp(new_cluster("chaos"), runs)
+    finally:
+        subprocess.run(["umount", "--lazy", runs], check=True)
+
+
+def survive(hpcddp, plan, steps, seed):
+    """Interrupt a run as planned and compare it with one that nobody interrupted; its figures."""
+    words = [*RUN, f"train.max_steps={steps}"]
+    hpcddp.submit("calm", *words)
+    calm = hpcddp.wait_for("calm", "finished", timeout=1200)
+    victim = Victim(hpcddp, "chaos", random.Random(seed))
+    victim.start("--partition", plan[0].partition if not plan[0].comes_early else MAIN, *words)
+    befall_all(victim, plan)
+    status = hpcddp.wait_for("chaos", "finished", timeout=1200)
+    compared = hpcddp("checkpoint", "diff", "chaos", "calm", "--json")
+    assert compared.returncode == 0, compared.stdout
+    assert losses(victim.run_dir) == losses(hpcddp.run_dir("calm"))
+    return figures(plan, calm, status, json.loads(compared.stdout), victim)
+
+
+def figures(plan, calm, status, compared, victim):
+    attempts = status["attempts"]
+    return {
+        "interruptions": len(plan),
+        "attempts": len(attempts),
+        "ends": [attempt["end"] for attempt in attempts],
+        "steps": status["step"],
+        "steps_lost": [attempt["steps_lost"] for attempt in attempts],
+        "differing_tensors": compared["num_differing"],
+        "tensors": compared["num_tensors"],
+        "restarts": victim.cluster.show(victim.job_id)["Restarts"],
+        "calm_s": calm["ended_time"] - calm["started_time"],
+        "chaos_s": status["ended_time"] - attempts[0]["began_time"],
+    }
+
+
+def assert_little_was_lost(plan, found):
+    """Nothing after a signal; else at most the steps since the last whole checkpoint."""
+    ends = [kind for kind in plan if kind.ends_attempt]
+    lost = [steps or 0 for steps in found["steps_lost"]]
+    assert found["attempts"] == len(ends) + 1
+    for kind, steps in zip(ends, lost, strict=False):
+        assert steps <= (3 * SAVE_EVERY if kind.costs_steps else 0), (type(kind).__name__, found)
+
+
+def test_a_handful_of_interruptions_changes_no_bit(small_disk_cluster):
+    found = survive(small_disk_cluster, FEW, FEW_STEPS, seed=1)
+    assert found["differing_tensors"] == 0
+    assert_little_was_lost(FEW, found)
+
+
+@pytest.mark.slow
+def test_many_interruptions_in_any_order_change_no_bit(small_disk_cluster):
+    plan = shuffled(MANY, seed=20261129)
+    assert len(plan) >= 25
+    found = survive(small_disk_cluster, plan, MANY_STEPS, seed=20261129)
+    print(json.dumps(found, indent=2))
+    assert found["differing_tensors"] == 0
+    assert_little_was_lost(plan, found)
