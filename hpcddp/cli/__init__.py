@@ -20,6 +20,7 @@ VERBS = {
     "cancel": "stop a run for good",
     "resume": "send an ended run once more, from its newest checkpoint",
     "env": "which process am I: ranks, sizes, hosts, address and port",
+    "cluster": "profiles of clusters: list, show, explain, detect, check",
     "rehearse": "prove that a job survives preemption on this cluster",
     "checkpoint": "list, verify and compare checkpoints",
 }

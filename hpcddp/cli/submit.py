@@ -10,6 +10,7 @@ from hpcddp.cli.options import RequestCommand, build_request, request_options
 from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED
 from hpcddp.config.write import config_text
 from hpcddp.launch.dependency import afterok_options
+from hpcddp.launch.explain import exported_warnings
 from hpcddp.launch.request import resolve_request, world_size
 from hpcddp.launch.sbatch import ask_sbatch
 from hpcddp.launch.submission import Submission, prepare, send
@@ -39,7 +40,8 @@ def command(
     """
     request = resolve_request(build_request(context, typed), os.environ)
     submission = prepare(request, typed["name"], os.environ)
-    for sentence in submission.warnings:
+    exported = exported_warnings(request.profile, os.environ)
+    for sentence in (*submission.warnings, *exported):
         click.echo(f"Warning: {sentence}", err=True)
     options = _waiting(afterok, submission.request.profile.launcher) if afterok else ()
     if dry_run:

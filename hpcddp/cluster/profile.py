@@ -27,7 +27,7 @@ _ROUTES = ("partition", "qos", "constraint", "reservation")
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ClusterProfile(ProfileFile):
     """A profile settled for what is asked for: `queue` and `variants_on` are part of the fields.
 
@@ -36,7 +36,6 @@ class ClusterProfile(ProfileFile):
 
     name: str
     queue: str = ""
-    node_type: str = ""
     variants_on: tuple[str, ...] = ()
     origins: Mapping[Path_, str] = field(default_factory=dict)
     files: tuple[Path, ...] = ()
@@ -114,13 +113,13 @@ def settle(merged: Merged, asked: Resources, environ: Mapping[str, str]) -> Clus
     for variant in on:
         _lay(settled, merged, "variants", variant)
     _derive(settled, asked)
-    values = {key: value for key, value in settled.values.items() if key != "node_type"}
-    built = build(ProfileFile, _filled(values, asked, settled.values), merged.name)
+    if node_type:
+        settled.values["node_type"] = node_type
+    built = build(ProfileFile, _filled(settled.values, asked, settled.values), merged.name)
     return ClusterProfile(
         **{part.name: getattr(built, part.name) for part in fields(ProfileFile)},
         name=merged.name,
         queue=queue,
-        node_type=node_type,
         variants_on=on,
         origins=settled.origins,
         files=merged.files,

@@ -25,6 +25,7 @@ _OWN = (
 )  # fmt: skip
 _BLOCKS = ("nodes", "queues", "variants")
 _SETTINGS = ("env", "caches")
+_ONLY_IN = {"node_type": "queues", "when": "variants"}
 # Filled in by a shell between double quotes: nothing that could start a command or end the quotes.
 _EXPANDED = re.compile(r"[\w./:=,@%+^~ -]*(\$(\{\w+\}|\w+)[\w./:=,@%+^~ -]*)*")
 
@@ -118,7 +119,10 @@ def _add(merged: Merged, path: Path) -> None:
 
 def check_file(path: Path, values: Mapping[str, Any]) -> ProfileFile:
     """What one file says, checked; keys that it removes (null) are left out."""
-    for where, block in _blocks(str(path), values):
+    for where, kind, block in _blocks(str(path), values):
+        for key, only in _ONLY_IN.items():
+            if key in block and kind != only:
+                raise ConfigError(f"{where}: `{key}` belongs into a block of `{only}`.")
         for section in _SETTINGS:
             for name, setting in (block.get(section) or {}).items():
                 if setting is not None:
@@ -146,12 +150,13 @@ def check_names(merged: Merged) -> None:
             )
 
 
-def _blocks(where: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    yield where, values
+def _blocks(where: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Name, kind ("" for the file itself) and content of every block."""
+    yield where, "", values
     for kind in _BLOCKS:
         for name, block in (values.get(kind) or {}).items():
             if isinstance(block, Mapping):
-                yield f"{where}: {kind}.{name}", block
+                yield f"{where}: {kind}.{name}", kind, block
 
 
 def _check_setting(where: str, name: str, setting: Any) -> None:  # noqa: ANN401

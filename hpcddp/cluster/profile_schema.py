@@ -99,7 +99,17 @@ class LocalDisk:
     size_gb: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
+class When:
+    """All conditions given must hold. `nodes` is a number, or a least one: `2+`."""
+
+    nodes: str = ""
+    whole_node: bool | None = None
+    file: str = ""
+    env: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Block:
     """Facts and settings, all optional.
 
@@ -107,7 +117,12 @@ class Block:
     the node, or `none` where there are none. `launch` is `srun` (one task per process) or
     `torchrun` (one task per node, which `launch_program` starts where srun is not the way).
     `setup` runs in the batch script, `setup_node` once per node, `setup_task` in every process.
+    Only of a queue: `node_type`, the key of `nodes` that its nodes are. Only of a variant: `when`
+    it holds; without it only for those who ask (`resources.variant=NAME`).
     """
+
+    node_type: str = ""
+    when: When | None = None
 
     gpu_request: GpuRequest = "gpus-per-node"
     gpu_type: str = ""
@@ -139,30 +154,6 @@ class Block:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Queue(Block):
-    """A block for one queue; `node_type` is the kind of its nodes, a key of `nodes`."""
-
-    node_type: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class When:
-    """All conditions given must hold. `nodes` is a number, or a least one: `2+`."""
-
-    nodes: str = ""
-    whole_node: bool | None = None
-    file: str = ""
-    env: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Variant(Block):
-    """A block for a situation; without `when` only for those who ask: `resources.variant=NAME`."""
-
-    when: When | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class Sign:
     """One way of knowing that this is the cluster: exactly one of env, file, host.
@@ -177,7 +168,7 @@ class Sign:
     matches: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ProfileFile(Block):
     """One file of configs/clusters. `extends` names the profiles it starts from, later ones win.
 
@@ -197,5 +188,5 @@ class ProfileFile(Block):
     launcher: Literal["slurm", "local"] = "slurm"
     default_queue: str = ""
     nodes: Mapping[str, Block] = field(default_factory=dict)
-    queues: Mapping[str, Queue] = field(default_factory=dict)
-    variants: Mapping[str, Variant] = field(default_factory=dict)
+    queues: Mapping[str, Block] = field(default_factory=dict)
+    variants: Mapping[str, Block] = field(default_factory=dict)

@@ -4,6 +4,7 @@ Later layers win. Knows the schema and OmegaConf; knows no cluster and no file n
 """
 
 import dataclasses
+import functools
 import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hpcddp.config import schema
@@ -167,9 +168,15 @@ def _literal(value: Any, key: str, layer: str) -> Any:  # noqa: ANN401
     return value
 
 
+@functools.cache
+def _schema() -> DictConfig:
+    """RunConfig as OmegaConf sees it; `merge` copies it, and making it takes longer than that."""
+    return OmegaConf.structured(RunConfig)
+
+
 def _to_config(values: Mapping[str, Any], sources: Mapping[str, str]) -> RunConfig:
     try:
-        plain = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RunConfig), values))
+        plain = OmegaConf.to_object(OmegaConf.merge(_schema(), values))
     except OmegaConfBaseException as error:
         key, reason = error.full_key, str(error).splitlines()[0]
         raise ConfigError(f"{sources.get(key, 'configuration')}: {key}: {reason}") from None

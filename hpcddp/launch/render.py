@@ -3,9 +3,7 @@
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import jinja2
+from typing import TYPE_CHECKING, Any
 
 import hpcddp
 from hpcddp.cluster.option_values import parse_time_limit
@@ -27,6 +25,9 @@ from hpcddp.launch.step import (
     srun_options,
     task_lines,
 )
+
+if TYPE_CHECKING:
+    import jinja2
 
 # Set by hpcddp from other settings; a second value would contradict them silently.
 _OWNED = {
@@ -59,7 +60,7 @@ def render_script(config: RunConfig, profile: ClusterProfile, place: Place) -> s
     check_options(_per_process(directives, profile, processes))
     if profile.launcher == "slurm":
         check_forbidden(profile, directives, srun_options(resources, profile, processes, place))
-    template = _environment().get_template("job.sbatch.j2")
+    template = _template()
     return template.render(
         directives=[option_word(key, value) for key, value in directives.items()],
         version=hpcddp.__version__,
@@ -171,7 +172,9 @@ def _named_settings(wanted: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _environment() -> jinja2.Environment:
+def _template() -> "jinja2.Template":
+    import jinja2  # 60 ms that only a rendered script is worth
+
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(shipped_dir("slurm")),
         trim_blocks=True,
@@ -182,4 +185,4 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters["sh"] = shlex.quote
     environment.filters["comment"] = lambda text: " ".join(str(text).split())
-    return environment
+    return environment.get_template("job.sbatch.j2")

@@ -1,0 +1,139 @@
+"""What `cluster` prints: profiles and explanations as lines and as records for --json."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from hpcddp.cluster.profile import ClusterProfile
+from hpcddp.cluster.profile_file import Merged
+from hpcddp.cluster.profile_schema import Preemption
+from hpcddp.launch.explain import Explanation, Row
+
+_ROUTE = ("partition", "qos", "constraint")
+
+
+def profile_list(profiles: Sequence[ClusterProfile]) -> list[str]:
+    """One line per profile."""
+    rows = [("NAME", "STATUS", "VERIFIED", "WHAT")]
+    rows += [(p.name, p.status, p.verified_on or "-", p.description) for p in profiles]
+    return _table(rows)
+
+
+def profile_record(profile: ClusterProfile, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The profile for one node of its default queue, and all queues, nodes and variants."""
+    record = dataclasses.asdict(profile)
+    record["origins"] = {".".join(path): origin for path, origin in profile.origins.items()}
+    record["files"] = [str(path) for path in profile.files]
+    return {**record, **{key: values.get(key, {}) for key in ("nodes", "queues", "variants")}}
+
+
+def profile_lines(profile: ClusterProfile, merged: Merged) -> list[str]:
+    """What a person wants to know before the first job."""
+    values = merged.values
+    facts = [
+        ("site", profile.site),
+        ("status", f"{profile.status}{f', verified {v}' if (v := profile.verified_on) else ''}"),
+        ("successor", profile.successor),
+        ("also called", ", ".join(profile.aliases)),
+        ("files", ", ".join(path.stem for path in profile.files)),
+        ("account", _account(profile)),
+        ("internet", profile.internet),
+        ("scratch", profile.scratch),
+        ("local disk", f"{d.path} ({d.kind})" if (d := profile.local) else ""),
+        ("launch", " ".join((profile.launch, *profile.launch_program))),
+        ("asks for GPUs by", profile.gpu_request),
+    ]
+    return [
+        f"{profile.name}: {profile.description}",
+        *_table([(f"  {name}", text) for name, text in facts if text]),
+        *_section("queues", _table(list(_queue_rows(values, profile)))),
+        *_section("variants", _table(list(_variant_rows(values)))),
+        *_section("left open", _table([(key, text) for key, text in profile.unset.items()])),
+        *_section("notes", profile.notes),
+        *_section("sources", profile.sources),
+    ]
+
+
+def explanation_record(answer: Explanation) -> dict[str, Any]:
+    """What --json prints."""
+    return dataclasses.asdict(answer)
+
+
+def explanation_lines(answer: Explanation) -> list[str]:
+    """Flags and variables in columns: value, layer, reason."""
+    head = f"{answer.cluster}{f', queue {answer.queue}' if answer.queue else ''}"
+    more = [f"nodes of kind {answer.node_type}"] if answer.node_type else []
+    more += [f"variants {', '.join(answer.variants)}"] if answer.variants else []
+    size = f"{answer.nodes} x {answer.processes_per_node} processes"
+    return [
+        "; ".join([f"{head}: {size}", *more]),
+        *_section("sbatch", _rows(answer.sbatch)),
+        *_section("srun", _rows(answer.srun)),
+        *_section("environment", _rows(answer.env)),
+        *_section("also run", _rows(answer.setup, joined=False)),
+        *_section("warnings", answer.warnings),
+    ]
+
+
+def preemption_text(preempt: Preemption | None) -> str:
+    """One phrase about how the nodes may be taken away."""
+    if preempt is None:
+        return ""
+    if not preempt.possible:
+        return "no preemption"
+    grace = "notice unknown" if preempt.grace_s is None else f"notice {preempt.grace_s} s"
+    safe = f", safe for {preempt.protected_s} s" if preempt.protected_s else ""
+    return f"preemptible, {grace}{safe}"
+
+
+def _account(profile: ClusterProfile) -> str:
+    if not profile.account_required:
+        return profile.account
+    return f"required: {profile.account or 'give --account'}"
+
+
+def _queue_rows(values: Mapping[str, Any], profile: ClusterProfile) -> Iterator[tuple[str, ...]]:
+    for name, queue in values.get("queues", {}).items():
+        asked = queue.get("defaults", {}).get("resources", {})
+        route = [
+            f"{key}={asked[key]}" for key in ("partition", "qos", "constraint") if key in asked
+        ]
+        limits = [f"{key}={text}" for key, text in queue.get("limits", {}).items()]
+        preempt = queue.get("preempt")
+        taken = preemption_text(Preemption(**preempt)) if preempt else ""
+        mark = "*" if name == profile.queue else ""
+        yield (
+            f"{name}{mark}",
+            queue.get("node_type", ""),
+            " ".join(route),
+            " ".join(limits),
+            taken,
+        )
+
+
+def _variant_rows(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, variant in values.get("variants", {}).items():
+        when = [f"{key}={text}" for key, text in variant.get("when", {}).items()]
+        yield name, " ".join(when) or f"only with resources.variant={name}"
+
+
+def _rows(rows: Sequence[Row], *, joined: bool = True) -> list[str]:
+    def first(row: Row) -> str:
+        return f"{row.name}={row.value}" if joined and row.value else row.name
+
+    return _table([(first(row), f"[{row.layer}]", row.why) for row in rows])
+
+
+def _section(title: str, lines: Sequence[str]) -> list[str]:
+    return ["", title, *(f"  {line}" for line in lines)] if lines else []
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns of equal width; a cell that is much wider than others does not widen its column."""
+    if not rows:
+        return []
+    widths = [min(max(map(len, column)), 44) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
