@@ -144,10 +144,9 @@ def _env_rows(
         for name, setting in settings.items():
             layer = profile.origins.get((section, name), profile.name)
             yield _env_row(name, setting, layer, options, environ)
-    for name, value in (("interface", profile.interface),):
-        if value:
-            layer = profile.origins.get((name,), profile.name)
-            yield Row("HPCDDP_INTERFACE", value.value, layer, value.why)
+    for key, name, setting in profile.network:
+        layer = profile.origins.get((key,), profile.name)
+        yield _env_row(name, setting, layer, options, environ)
     if profile.host_suffix:
         layer = profile.origins.get(("host_suffix",), profile.name)
         yield Row("HPCDDP_HOST_SUFFIX", profile.host_suffix, layer, "names on the fast network")
