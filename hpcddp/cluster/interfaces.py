@@ -21,6 +21,7 @@ _NEVER = (
     "br-" + "[0-9a-f]" * 12,  # Docker's further networks; br-ex of OpenStack is a real one
 )
 _KINDS = {"1": "ethernet", "32": "infiniband", "772": "loopback"}  # ARPHRD_* of Linux
+_SPEED_UNKNOWN = 65535  # what a driver answers that does not know, where it does not say 0
 _ROUTE_UP, _ROUTE_REJECT = 0x0001, 0x0200
 
 
@@ -39,6 +40,11 @@ class Interface:
         """True for what leads to no other node."""
         named = any(fnmatch.fnmatchcase(self.name, pattern) for pattern in _NEVER)
         return named or self.kind == "loopback"
+
+    @property
+    def has_address(self) -> bool:
+        """True for more than the fe80:... that every interface gives itself."""
+        return any(not ipaddress.ip_address(each).is_link_local for each in self.addresses)
 
     @property
     def is_usable(self) -> bool:
@@ -131,10 +137,14 @@ def read_host(sys_root: Path = Path("/sys"), proc_root: Path = Path("/proc")) ->
                 tuple(addresses),
                 is_up=state is not None and state.isup,
                 kind=_kind(sys_root / "class/net" / name / "type"),
-                speed_mbit_per_s=(state.speed or None) if state else None,
+                speed_mbit_per_s=_speed(state.speed) if state else None,
             )
         )
     return Host(socket.gethostname(), tuple(interfaces), tuple(read_routes(proc_root / "net")))
+
+
+def _speed(mbit_per_s: int) -> int | None:
+    return mbit_per_s if 0 < mbit_per_s < _SPEED_UNKNOWN else None
 
 
 def _kind(path: Path) -> str:

@@ -1,8 +1,8 @@
 """Host names -> addresses, asked of the resolver of this node. Knows no job."""
 
 import socket
-import time
 from collections.abc import Callable, Sequence
+from time import monotonic, sleep
 
 from hpcddp.cluster.hostlist import is_address
 
@@ -29,11 +29,11 @@ def first_that_resolves(
     As long as none has, all are asked again for `patience_s`: name servers have hiccups, and
     names of nodes in a cloud may appear only after the nodes.
     """
-    deadline = time.monotonic() + patience_s
+    deadline = monotonic() + patience_s
     while True:
         for name in names:
             if addresses := resolve(name):
                 return name, addresses
-        if time.monotonic() >= deadline:
+        if monotonic() >= deadline:
             return "", ()
-        time.sleep(_PAUSE_S)
+        sleep(_PAUSE_S)

@@ -64,6 +64,8 @@ def settle_network(
             wanted[NCCL_HCA] = choose_adapters(rule, adapters(), layout, environ, host.name)
     exported = {name: environ[name] for name in wanted if name in environ}
     lines = [*master.reasons, *_reasons(exported, wanted, layout, host)]
+    if not exported and not environ.get(INTERFACE_VARIABLE):
+        lines += _faster(found, host)
     new = {name: value for name, (value, _) in wanted.items() if value and name not in exported}
     return Network(master.addr, new, tuple(lines))
 
@@ -110,13 +112,13 @@ def choose_interfaces(rule: str, host: Host, master: Master) -> tuple[tuple[Inte
     rule = rule.strip()
     if not rule:
         found, why = master.leads_over(host)
-        return ((found,) if found else ()), _with_faster(why, found, host)
+        return ((found,) if found else ()), why
     body = rule.removeprefix(_ALL)
     if body == DEFAULT_RULE:
         found, why = master.leads_over(host)
         if found is None:
             raise _nothing_fits(rule, host, why)
-        return (found,), f"{INTERFACE_VARIABLE}={rule}, and it {why}"
+        return (found,), f"{INTERFACE_VARIABLE}={rule}, and {why}"
     fitting = _fitting(body, host)
     if not fitting:
         raise _nothing_fits(rule, host)
@@ -145,13 +147,17 @@ def _first(body: str, fitting: tuple[Interface, ...], host: Host, master: Master
     return leading if leading in fitting and leading else fitting[0]
 
 
-def _with_faster(why: str, found: Interface | None, host: Host) -> str:
-    """Say that a faster interface lies idle: nobody chose the slow one on purpose."""
-    speed = found.speed_mbit_per_s if found else None
-    for other in host.usable:
-        if speed and (other.speed_mbit_per_s or 0) >= _MUCH_FASTER * speed:
-            return f"{why}; {other} is faster: {INTERFACE_VARIABLE}={other.name} would use it"
-    return why
+def _faster(found: tuple[Interface, ...], host: Host) -> list[str]:
+    """A line where a much faster interface lies idle although nobody asked for the slow one."""
+    speed = found[0].speed_mbit_per_s if found else None
+    others = [i for i in host.usable if (i.speed_mbit_per_s or 0) >= _MUCH_FASTER * (speed or 1)]
+    if not speed or not others:
+        return []
+    best = max(others, key=lambda each: each.speed_mbit_per_s or 0)
+    return [
+        f"{found[0]} is slow beside {best}: `interface` in the cluster profile, or "
+        f"{INTERFACE_VARIABLE}={best.name}, would use that"
+    ]
 
 
 def _nothing_fits(rule: str, host: Host, why: str = "") -> HpcddpError:
@@ -168,7 +174,7 @@ def _check_gloo(value: str, host: Host) -> str:
     """Refuse names that Gloo would not find; what is odd about the others."""
     names = [name for name in value.split(",") if name]
     found = {name: host.named(name) for name in names}
-    missing = [n for n, interface in found.items() if not interface or not interface.addresses]
+    missing = [n for n, interface in found.items() if not interface or not interface.has_address]
     if missing:
         what = f"no {' and no '.join(missing)} with an address (Gloo takes whole names)"
         raise _exported_nothing(GLOO, value, what, host)

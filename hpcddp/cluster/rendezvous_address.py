@@ -43,15 +43,15 @@ class Master:
         """The interface towards the other nodes, and why it is this one; None where none is."""
         owners = map(host.owner_of, self.addresses) if self.is_here else ()
         if own := next((each for each in owners if each and each.is_usable), None):
-            return own, f"has the address of {self.addr}, where rank 0 is"
+            return own, f"it has the address of {self.addr}, where rank 0 is"
         ways = self.peers if self.is_here else self.addresses
         roads = [(address, found) for address in ways if (found := host.towards(address))]
         for address, found in roads:
             if found.is_usable:
                 goal = "the next node" if self.is_here else self.addr
-                return found, f"leads to {goal} ({address})"
+                return found, f"it leads to {goal} ({address})"
         if len(host.usable) == 1 and not roads:
-            return host.usable[0], "is the only one that is up and has an address"
+            return host.usable[0], "it is the only one that is up and has an address"
         said = "; ".join(f"the route to {address} is over {found}" for address, found in roads)
         return None, said or f"no route to {self.addr} ({', '.join(ways) or 'no address known'})"
 
