@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from hpcddp.cli import VERBS
+from hpcddp.cluster.profile import load_profile
+from hpcddp.cluster.profile_schema import ProfileFile
 from hpcddp.config.load import ENVIRONMENT_KEYS, type_at
 from hpcddp.config.schema import RunConfig
 
@@ -61,3 +63,23 @@ def test_verbs_used_in_documents_exist():
     for path in DOCUMENTS:
         for verb in re.findall(r"python -m hpcddp (\w+)", path.read_text(encoding="utf-8")):
             assert verb in VERBS, f"{path.name}: {verb}"
+
+
+def test_every_key_of_a_profile_is_documented_and_no_other():
+    text = (ROOT / "docs/clusters.md").read_text(encoding="utf-8").split("## Writing a profile")[1]
+    cells = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", text, flags=re.MULTILINE)
+    documented = [name for cell in cells for name in re.findall(r"\w+", cell)]
+    assert sorted(documented) == sorted(field.name for field in dataclasses.fields(ProfileFile))
+
+
+def test_numbers_of_profiles_in_the_documents_are_true():
+    statuses = [load_profile(name, {"HOME": "/nowhere"}).status for name in shipped_profiles()]
+    families = statuses.count("family")
+    clusters = len(statuses) - families - statuses.count("generic")
+    for name in ("README.md", "CHANGELOG.md", "docs/clusters.md"):
+        text = " ".join((ROOT / name).read_text(encoding="utf-8").split())
+        assert f"{clusters} clusters and {families} families" in text, name
+
+
+def shipped_profiles():
+    return [path.stem for path in (ROOT / "configs/clusters").glob("*.yaml")]

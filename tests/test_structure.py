@@ -69,7 +69,9 @@ def test_the_login_node_reaches_training_only_inside_functions(path):
         assert not [name for name in names if heavy.match(name)]
 
 
-@pytest.mark.parametrize("verb", ["submit", "render", "status", "logs", "cancel", "wait", "env"])
+@pytest.mark.parametrize(
+    "verb", ["submit", "render", "status", "logs", "cancel", "wait", "env", "cluster"]
+)
 def test_verbs_of_the_login_node_do_not_load_torch(verb):
     probe = (
         f"import sys, hpcddp.cli, hpcddp.cli.{verb}; "

@@ -1,21 +1,32 @@
 """`cluster`: which clusters are known, what one is like, and what a job would become there."""
 
+import dataclasses
+import datetime
 import json
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import click
 
 from hpcddp.cli.cluster_text import (
+    drift_lines,
     explanation_lines,
     explanation_record,
     profile_lines,
     profile_list,
     profile_record,
 )
-from hpcddp.cluster.profile import load_profile
+from hpcddp.cluster.detect import detect, slurm_cluster_name
+from hpcddp.cluster.drift import compare, compare_node
+from hpcddp.cluster.live import LiveCluster, read_live
+from hpcddp.cluster.profile import choose_profile, load_profile
 from hpcddp.cluster.profile_file import list_profiles, read_merged
+from hpcddp.cluster.survey import main_partition, probe_node, survey_text, write_profile
+from hpcddp.config.files import user_dirs
+from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED
+from hpcddp.errors import HpcddpError
 from hpcddp.launch.explain import explain
 from hpcddp.launch.request import Request, resolve_request
 
@@ -66,5 +77,78 @@ def explain_(
     resources = {"nodes": nodes, "gpus_per_node": gpus_per_node}
     given = {key: value for key, value in resources.items() if value is not None}
     request = Request(cluster=name, resources=given, overrides=overrides)
-    answer = explain(resolve_request(request, os.environ), os.environ)
+    today = datetime.date.today()
+    answer = explain(resolve_request(request, os.environ), os.environ, today)
     _print(explanation_record(answer), lambda: explanation_lines(answer), as_json)
+
+
+@command.command("detect")
+@click.option("--write", is_flag=True, help="write a profile, with a short job on one node")
+@click.option("--name", help="name of the written profile; default: what Slurm calls the cluster")
+@click.option("--no-job", is_flag=True, help="do not look at a node")
+@_json_option
+def detect_(write: bool, name: str | None, no_job: bool, as_json: bool) -> None:
+    """Which profile fits this cluster? `--cluster auto`, the default of `submit`, takes it.
+
+    Where none does, --write makes one in ~/.config/hpcddp from what Slurm says.
+    """
+    matches = detect(os.environ)
+    if write:
+        sys.exit(_write(name, no_job, [match.name for match in matches]))
+    told = slurm_cluster_name(os.environ)
+    document = {
+        "slurm_cluster_name": told[0] if told else None,
+        "matches": [dataclasses.asdict(match) for match in matches],
+    }
+    nothing = "No profile fits. `python -m hpcddp cluster detect --write` makes one from Slurm."
+    lines = [f"{match.name}: {match.reason}" for match in matches] or [nothing]
+    _print(document, lambda: lines, as_json)
+    sys.exit(EXIT_DONE if matches else EXIT_FAILED)
+
+
+def _write(name: str | None, no_job: bool, known: list[str]) -> int:
+    """Ask Slurm, look at a node, write the profile; the exit code."""
+    live = _live()
+    name = name or live.name
+    if name in list_profiles(os.environ):
+        raise HpcddpError(
+            f"There is a profile `{name}` already{' and it fits' if name in known else ''}. Add to "
+            f"it in clusters/{name}.local.yaml, or choose another name: --name NAME."
+        )
+    partition = main_partition(live)
+    facts = {} if no_job or partition is None else probe_node(partition.name)
+    text = survey_text(live, facts, datetime.date.today().isoformat())
+    path = user_dirs(os.environ)[-1] / "clusters" / f"{name}.yaml"
+    write_profile(text, path)
+    click.echo(text, nl=False)
+    click.echo(f"Written to {path}. Next: python -m hpcddp cluster explain {name} --nodes 2")
+    return EXIT_DONE
+
+
+def _live() -> LiveCluster:
+    live = read_live()
+    if live is None:
+        raise HpcddpError("`scontrol show config` does not answer: run this on a login node.")
+    return live
+
+
+@command.command()
+@click.argument("name", default="auto")
+@click.option("--job", is_flag=True, help="also look at one node, by a short job")
+@_json_option
+def check(name: str, job: bool, as_json: bool) -> None:
+    """Compare a profile with what Slurm says now; exit 1 where they differ."""
+    chosen = choose_profile(name, os.environ)
+    live, findings = _live(), ()
+    if job:
+        profile = load_profile(chosen, os.environ)
+        partition = profile.defaults.get("resources", {}).get("partition")
+        findings = compare_node(profile, probe_node(partition))
+    findings = (*compare(read_merged(chosen, os.environ).values, live), *findings)
+    document = {
+        "cluster": chosen,
+        "findings": [dataclasses.asdict(finding) for finding in findings],
+    }
+    _print(document, lambda: drift_lines(chosen, findings), as_json)
+    drifted = any(finding.level == "drift" for finding in findings)
+    sys.exit(EXIT_FAILED if drifted else EXIT_DONE)

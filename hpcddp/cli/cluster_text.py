@@ -4,10 +4,11 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from hpcddp.cluster.drift import Finding
 from hpcddp.cluster.profile import ClusterProfile
 from hpcddp.cluster.profile_file import Merged
 from hpcddp.cluster.profile_schema import Preemption
-from hpcddp.launch.explain import Explanation, Row
+from hpcddp.launch.explain import Explanation, Row, preemption_text
 
 _ROUTE = ("partition", "qos", "constraint")
 
@@ -71,19 +72,19 @@ def explanation_lines(answer: Explanation) -> list[str]:
         *_section("srun", _rows(answer.srun)),
         *_section("environment", _rows(answer.env)),
         *_section("also run", _rows(answer.setup, joined=False)),
+        *_section("preemption", [answer.preemption]),
         *_section("warnings", answer.warnings),
     ]
 
 
-def preemption_text(preempt: Preemption | None) -> str:
-    """One phrase about how the nodes may be taken away."""
-    if preempt is None:
-        return ""
-    if not preempt.possible:
-        return "no preemption"
-    grace = "notice unknown" if preempt.grace_s is None else f"notice {preempt.grace_s} s"
-    safe = f", safe for {preempt.protected_s} s" if preempt.protected_s else ""
-    return f"preemptible, {grace}{safe}"
+def drift_lines(name: str, findings: Sequence[Finding]) -> list[str]:
+    """One line per fact, what differs first, then the count."""
+    order = ("drift", "untested", "ok")
+    found = sorted(findings, key=lambda finding: order.index(finding.level))
+    rows = [("", "FACT", f"PROFILE {name}", "SLURM")]
+    rows += [(part.level, part.what, part.profile, part.live) for part in found]
+    count = sum(part.level == "drift" for part in findings)
+    return [*_table(rows), f"{len(findings)} facts, {count} differ"]
 
 
 def _account(profile: ClusterProfile) -> str:

@@ -119,15 +119,16 @@ def choose_interfaces(rule: str, host: Host, master: Master) -> tuple[tuple[Inte
         if found is None:
             raise _nothing_fits(rule, host, why)
         return (found,), f"{INTERFACE_VARIABLE}={rule}, and {why}"
-    fitting = _fitting(body, host)
+    fitting = fitting_interfaces(rule, host)
     if not fitting:
         raise _nothing_fits(rule, host)
     chosen = fitting if rule != body else (_first(body, fitting, host, master),)
     return chosen, f"{INTERFACE_VARIABLE}={rule}"
 
 
-def _fitting(body: str, host: Host) -> tuple[Interface, ...]:
-    """The usable interfaces that fit, in the order of the list."""
+def fitting_interfaces(rule: str, host: Host) -> tuple[Interface, ...]:
+    """The usable interfaces that fit a rule's names, in the order of its list."""
+    body = rule.removeprefix(_ALL)
     items = [item.strip().removeprefix(_NOT) for item in body.split(",") if item.strip()]
     if body.startswith(_NOT):
         return tuple(i for i in host.usable if not any(_fits(i, item) for item in items))

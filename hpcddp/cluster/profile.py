@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from hpcddp.cluster.detect import detect
 from hpcddp.cluster.profile_file import Merged, Path_, check_file, check_names, read_merged
 from hpcddp.cluster.profile_schema import EnvSetting, ProfileFile, When
 from hpcddp.config.build import build
@@ -84,9 +85,18 @@ def load_profile(
 
 
 def choose_profile(name: str, environ: Mapping[str, str]) -> str:
-    """Turn `auto` into a profile's name."""
+    """Turn `auto` into a profile's name: the one detected, else `generic` where sbatch is.
+
+    Raises ConfigError where several fit, or none and there is no Slurm.
+    """
     if name != "auto":
         return name
+    matches = detect(environ)
+    if len(matches) > 1:
+        found = ", ".join(f"{match.name} ({match.reason})" for match in matches)
+        raise ConfigError(f"Several profiles fit this cluster: {found}. Name one: --cluster NAME.")
+    if matches:
+        return matches[0].name
     if shutil.which("sbatch", path=environ.get("PATH")):
         return "generic"
     raise ConfigError(

@@ -56,7 +56,7 @@ def _build_list(kind: Any, value: Any, where: str) -> tuple[Any, ...]:  # noqa: 
 def _build_mapping(kind: Any, value: Any, where: str) -> dict[str, Any]:  # noqa: ANN401
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where} needs `key: value` lines, found {value!r}.")
-    return {str(key): build(kind, part, f"{where}.{key}") for key, part in value.items()}
+    return {str(key): build(kind, part, _at(where, key)) for key, part in value.items()}
 
 
 def _build_section(kind: Any, value: Any, where: str) -> Any:  # noqa: ANN401
@@ -69,7 +69,12 @@ def _build_section(kind: Any, value: Any, where: str) -> Any:  # noqa: ANN401
     needed = [f.name for f in dataclasses.fields(kind) if _is_needed(f) and f.name not in value]
     if needed:
         raise ConfigError(f"{where}: `{needed[0]}` is missing.")
-    return kind(**{key: build(hints[key], part, f"{where}.{key}") for key, part in value.items()})
+    return kind(**{key: build(hints[key], part, _at(where, key)) for key, part in value.items()})
+
+
+def _at(where: str, key: object) -> str:
+    """`file: key`, and below that `file: key.key`."""
+    return f"{where}.{key}" if ": " in where else f"{where}: {key}"
 
 
 def _is_needed(field: dataclasses.Field[Any]) -> bool:

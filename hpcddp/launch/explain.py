@@ -1,12 +1,13 @@
 """Every option and variable of a job, with the layer it is from and the reason. Sends nothing."""
 
+import datetime
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpcddp.cluster.profile import ClusterProfile
-from hpcddp.cluster.profile_schema import EnvSetting
+from hpcddp.cluster.profile_schema import EnvSetting, Preemption
 from hpcddp.cluster.scrub import looks_secret
 from hpcddp.cluster.variable_check import variable_warnings
 from hpcddp.errors import HpcddpError
@@ -34,6 +35,8 @@ _ALWAYS = {
     "export": "the processes see the variables of the script",
     "signal": "the processes are warned before the time limit, and save",
 }
+_NETWORK = ("NCCL_", "TORCH_NCCL_", "RCCL_", "GLOO_", "FI_", "UCX_", "MIOPEN_")
+_FRESH_MONTHS = 12
 _NOT_SHOWN = ("job-name", "chdir", "output")
 
 
@@ -62,10 +65,13 @@ class Explanation:
     srun: tuple[Row, ...]
     env: tuple[Row, ...]
     setup: tuple[Row, ...]
+    preemption: str
     warnings: tuple[str, ...]
 
 
-def explain(request: ResolvedRequest, environ: Mapping[str, str]) -> Explanation:
+def explain(
+    request: ResolvedRequest, environ: Mapping[str, str], today: datetime.date
+) -> Explanation:
     """Raises HpcddpError for what could not be rendered either."""
     profile, config = request.profile, request.config
     processes = processes_per_node(config, profile)
@@ -84,25 +90,46 @@ def explain(request: ResolvedRequest, environ: Mapping[str, str]) -> Explanation
         srun=tuple(_option_rows("srun", step, request)),
         env=tuple(_env_rows(profile, options, environ)),
         setup=tuple(_setup_rows(profile)),
-        warnings=(*_refusals(request), *all_warnings(request, place, environ)),
+        preemption=preemption_text(profile.preempt),
+        warnings=(
+            *_age(profile, today),
+            *_refusals(request),
+            *option_warnings(config, profile, place),
+            *exported_warnings(profile, environ),
+        ),
     )
 
 
-def all_warnings(
-    request: ResolvedRequest, place: Place, environ: Mapping[str, str]
-) -> tuple[str, ...]:
-    """What is doubtful about the options, and about variables the user has exported."""
-    profile = request.profile
-    return (
-        *option_warnings(request.config, profile, place),
-        *exported_warnings(profile, environ),
+def preemption_text(preempt: Preemption | None) -> str:
+    """One sentence about how the nodes may be taken away."""
+    if preempt is None:
+        return "nothing is known of preemption"
+    if not preempt.possible:
+        return "no preemption"
+    notice = (
+        "notice of unknown length" if preempt.grace_s is None else f"notice {preempt.grace_s} s"
     )
+    safe = f", safe for the first {preempt.protected_s} s" if preempt.protected_s else ""
+    return f"preemptible, {notice}{safe}{f': {preempt.why}' if preempt.why else ''}"
 
 
 def exported_warnings(profile: ClusterProfile, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Sentences about exported variables that the job would inherit, to no good."""
     own = {name: setting.value for name, setting in profile.env.items()}
     return variable_warnings(environ, accepted=own)
+
+
+def _age(profile: ClusterProfile, today: datetime.date) -> Iterator[str]:
+    """What a site decides goes out of date within a year or so."""
+    year, _, month = profile.verified_on.partition("-")
+    if not year.isdigit():
+        return
+    months = (today.year - int(year)) * 12 + today.month - int(month[:2] or 1)
+    if months > _FRESH_MONTHS:
+        yield (
+            f"the profile was verified {months} months ago ({profile.verified_on}): compare it "
+            f"with `python -m hpcddp cluster check {profile.name}`."
+        )
 
 
 def _refusals(request: ResolvedRequest) -> Iterator[str]:
@@ -144,6 +171,10 @@ def _env_rows(
         for name, setting in settings.items():
             layer = profile.origins.get((section, name), profile.name)
             yield _env_row(name, setting, layer, options, environ)
+    known = {*profile.env, *profile.caches}
+    for name in sorted(set(environ) - known):
+        if name.startswith(_NETWORK):
+            yield Row(name, environ[name], "your environment", "jobs inherit it")
     for key, name, setting in profile.network:
         layer = profile.origins.get((key,), profile.name)
         yield _env_row(name, setting, layer, options, environ)

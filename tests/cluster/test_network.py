@@ -8,8 +8,10 @@ import pytest
 import yaml
 
 from hpcddp.cluster import adapters, interfaces, names, network
+from hpcddp.cluster.drift import compare_node
 from hpcddp.cluster.interfaces import Host, Interface, Route
 from hpcddp.cluster.layout import layout_from_environ
+from hpcddp.cluster.profile import parse_profile
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.errors import HpcddpError
 
@@ -313,3 +315,12 @@ def test_ten_thousand_nodes_find_layout_and_network_in_fifty_milliseconds_of_cpu
     best_s = min(seconds() for _ in range(7))
     assert layout_from_environ(environ).world_size == 80_000
     assert best_s < 0.050, f"{best_s * 1000:.1f} ms"
+
+
+@pytest.mark.parametrize(("kind", "level"), [("infiniband", "ok"), ("ethernet", "drift")])
+def test_cluster_check_reads_a_rule_as_the_processes_do(kind, level):
+    rule = "interface: {value: 'all:infiniband,x*', why: w}"
+    profile = parse_profile(Path("p.yaml"), {"description": "d", **yaml.safe_load(rule)})
+    seen = {"ib0": {"addresses": ["10.1.0.2"], "kind": kind}, "docker0": {"addresses": ["1.2.3.4"]}}
+    [finding] = compare_node(profile, {"host": "gpu-02", "interfaces": seen})
+    assert (finding.what, finding.level) == ("node gpu-02: interface", level)

@@ -1,0 +1,193 @@
+"""A profile compared with what Slurm says now: one finding per fact. Asks nobody itself."""
+
+import fnmatch
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpcddp.cluster.interfaces import Host, Interface
+from hpcddp.cluster.live import LiveCluster, LivePartition
+from hpcddp.cluster.network import DEFAULT_RULE, fitting_interfaces
+from hpcddp.cluster.option_values import parse_time_limit
+from hpcddp.cluster.profile import ClusterProfile
+from hpcddp.errors import HpcddpError
+
+_FEATURES = re.compile(r"[\w.:+-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`level` is ok, drift or untested; both sides as text."""
+
+    level: str
+    what: str
+    profile: str
+    live: str
+
+
+def compare(values: Mapping[str, Any], live: LiveCluster) -> tuple[Finding, ...]:
+    """Findings about every queue of the merged values of a profile."""
+    queues = values.get("queues") or {"": {}}
+    return tuple(
+        finding
+        for name, queue in queues.items()
+        for finding in _of_queue(name, _laid(values, queue), live)
+    )
+
+
+def compare_node(profile: ClusterProfile, facts: Mapping[str, Any]) -> tuple[Finding, ...]:
+    """Findings about one node: the interfaces that the profile names, architecture, GPUs."""
+    if not facts:
+        return (Finding("untested", "node", "-", "no node was free to look at"),)
+    return tuple(_of_node(profile, facts))
+
+
+def _of_node(profile: ClusterProfile, facts: Mapping[str, Any]) -> Iterator[Finding]:
+    usable = [name for name, state in facts["interfaces"].items() if state["addresses"]]
+    wanted = {
+        name: profile.env[name].value
+        for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+        if name in profile.env
+    }
+    for name, pattern in wanted.items():
+        whole = name != "NCCL_SOCKET_IFNAME"
+        same = matches_interface(pattern, usable, whole=whole)
+        yield _finding(same, f"node {facts['host']}: {name}", pattern, _text(usable))
+    if profile.interface and profile.interface.value != DEFAULT_RULE:
+        rule = profile.interface.value
+        same = bool(fitting_interfaces(rule, _host(facts)))
+        yield _finding(same, f"node {facts['host']}: interface", rule, _text(usable))
+    if profile.node.arch:
+        same = profile.node.arch == facts["arch"]
+        yield _finding(same, f"node {facts['host']}: arch", profile.node.arch, facts["arch"])
+
+
+def _host(facts: Mapping[str, Any]) -> Host:
+    """The node as a process on it would see it."""
+    states = facts["interfaces"].items()
+    seen = [
+        Interface(name, tuple(state["addresses"]), kind=state.get("kind", "ethernet"))
+        for name, state in states
+    ]
+    return Host(facts["host"], tuple(seen))
+
+
+def matches_interface(pattern: str, names: Sequence[str], *, whole: bool) -> bool:
+    """True if some interface fits. As NCCL reads it: prefixes, `=` for whole names, `^` for not.
+
+    `whole` is for Gloo: whole names, of which every one must be there.
+    """
+    if whole:
+        parts = pattern.split(",")
+        return all(any(fnmatch.fnmatchcase(name, part) for name in names) for part in parts)
+    excludes = pattern.startswith("^")
+    parts = pattern.removeprefix("^").split(",")
+    hits = [any(_is_hit(name, part) for part in parts) for name in names]
+    return any(hit != excludes for hit in hits)
+
+
+def _is_hit(name: str, part: str) -> bool:
+    return name == part[1:] if part.startswith("=") else name.startswith(part)
+
+
+def _laid(values: Mapping[str, Any], queue: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts of a queue over those of its nodes over those of the cluster."""
+    node = values.get("nodes", {}).get(queue.get("node_type"), {})
+    facts: dict[str, Any] = {}
+    for key in ("limits", "node", "preempt"):
+        facts[key] = {**(values.get(key) or {}), **(node.get(key) or {}), **(queue.get(key) or {})}
+    facts["gpu_type"] = queue.get("gpu_type") or node.get("gpu_type") or values.get("gpu_type", "")
+    blocks = [part.get("defaults", {}).get("resources", {}) for part in (values, node, queue)]
+    return {**facts, "asked": {**blocks[0], **blocks[1], **blocks[2]}}
+
+
+def _of_queue(name: str, facts: Mapping[str, Any], live: LiveCluster) -> Iterator[Finding]:
+    where = f"queue {name}" if name else "cluster"
+    asked = facts["asked"]
+    yield from _qos(where, asked.get("qos"), live)
+    names = str(asked["partition"]).split(",") if asked.get("partition") else []
+    if not names:
+        names = [part.name for part in live.partitions.values() if part.is_default]
+    for partition in names:
+        found = live.partitions.get(partition)
+        if found is None:
+            known = ", ".join(live.partitions) or "none"
+            yield Finding("drift", f"{where}: partition", partition, f"not there; {known}")
+            continue
+        state = "there" if found.is_up else "not up"
+        yield Finding("ok" if found.is_up else "drift", f"{where}: partition", partition, state)
+        yield from _limits(where, facts["limits"], found)
+        yield from _nodes(where, facts, found)
+        yield from _preemption(where, facts["preempt"], found)
+
+
+def _limits(where: str, limits: Mapping[str, Any], found: LivePartition) -> Iterator[Finding]:
+    mine, theirs = limits.get("time_max"), found.time_max
+    if mine:
+        same = theirs is not None and _minutes(mine) == _minutes(theirs)
+        yield _finding(same, f"{where}: longest time", mine, theirs or "no limit")
+    if limits.get("nodes_max"):
+        mine, theirs = limits["nodes_max"], found.nodes_max
+        same = theirs is None or mine <= theirs
+        yield _finding(same, f"{where}: most nodes", str(mine), str(theirs or "no limit"))
+
+
+def _minutes(text: str) -> int | None:
+    try:
+        return parse_time_limit(text)
+    except HpcddpError:
+        return None
+
+
+def _nodes(where: str, facts: Mapping[str, Any], found: LivePartition) -> Iterator[Finding]:
+    """GPUs, their type, cores, features: it is enough that some node of the partition fits."""
+    node = facts["node"]
+    seen = {
+        "gpus": sorted({shape.gpus for shape in found.nodes}),
+        "cpus": sorted({shape.cpus for shape in found.nodes}),
+        "type": sorted({shape.gpu_type for shape in found.nodes if shape.gpu_type}),
+        "features": sorted({part for shape in found.nodes for part in shape.features}),
+    }
+    if node.get("gpus"):
+        same = node["gpus"] in seen["gpus"]
+        yield _finding(same, f"{where}: GPUs of a node", str(node["gpus"]), _text(seen["gpus"]))
+    if facts["gpu_type"]:
+        same = facts["gpu_type"] in seen["type"]
+        yield _finding(same, f"{where}: type of GPU", facts["gpu_type"], _text(seen["type"]))
+    if node.get("cpus"):
+        same = any(cpus >= node["cpus"] for cpus in seen["cpus"])  # some are kept for the system
+        yield _finding(same, f"{where}: cores of a node", str(node["cpus"]), _text(seen["cpus"]))
+    for feature in _FEATURES.findall(facts["asked"].get("constraint") or ""):
+        same = feature in seen["features"]
+        yield _finding(same, f"{where}: feature", feature, _text(seen["features"]))
+
+
+def _preemption(where: str, preempt: Mapping[str, Any], found: LivePartition) -> Iterator[Finding]:
+    if not preempt:
+        return
+    mode = found.preempt_mode or "OFF"
+    possible = preempt.get("possible", False)
+    told = "possible" if possible else "none"
+    yield _finding(possible == (mode != "OFF"), f"{where}: preemption", told, f"PreemptMode={mode}")
+    if possible and preempt.get("grace_s") is not None:
+        same = preempt["grace_s"] == found.grace_s
+        texts = (f"{preempt['grace_s']} s", f"GraceTime={found.grace_s}")
+        yield _finding(same, f"{where}: notice", *texts)
+
+
+def _qos(where: str, qos: str | None, live: LiveCluster) -> Iterator[Finding]:
+    if not qos:
+        return
+    if live.qos is None:
+        yield Finding("untested", f"{where}: QOS", qos, "sacctmgr does not answer")
+    else:
+        yield _finding(qos in live.qos, f"{where}: QOS", qos, ", ".join(live.qos))
+
+
+def _finding(same: bool, what: str, mine: str, theirs: str) -> Finding:
+    return Finding("ok" if same else "drift", what, mine, theirs)
+
+
+def _text(values: list[Any]) -> str:
+    return ", ".join(map(str, values)) or "none"

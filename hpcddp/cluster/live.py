@@ -1,0 +1,142 @@
+"""What Slurm itself says of the cluster: partitions, nodes, GRES, QOS. Knows no profile.
+
+Reads sinfo, scontrol and sacctmgr in forms that all versions since 20.11 print alike; a command
+that is missing or fails is an empty answer.
+"""
+
+import re
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+_TIMEOUT_S = 30
+_FIELD = re.compile(r"(\S+?)=(.*?)(?=\s+[A-Z][\w:/]*=|\s*$)")
+_GPU = re.compile(r"gpu(?::(?P<type>[A-Za-z_][\w.-]*))?(?::(?P<count>\d+))?(?:\([^)]*\))?")
+
+Ask = Callable[[Sequence[str]], str]
+
+
+@dataclass(frozen=True, slots=True)
+class LiveNodes:
+    """Nodes of one shape in one partition, as sinfo groups them."""
+
+    count: int
+    cpus: int
+    memory_mib: int
+    gpus: int
+    gpu_type: str
+    features: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LivePartition:
+    """One partition; times in Slurm's form, None for "no limit"."""
+
+    name: str
+    is_default: bool
+    is_up: bool
+    time_max: str | None
+    nodes_max: int | None
+    nodes_min: int | None
+    preempt_mode: str
+    grace_s: int
+    nodes: tuple[LiveNodes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LiveCluster:
+    """The cluster now. `qos` maps names to their longest time; None: Slurm keeps no accounts."""
+
+    name: str
+    version: str
+    partitions: Mapping[str, LivePartition]
+    config: Mapping[str, str]
+    qos: Mapping[str, str] | None
+
+
+def ask_slurm(words: Sequence[str]) -> str:
+    """What a command prints; empty where it fails."""
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def read_live(ask: Ask = ask_slurm) -> LiveCluster | None:
+    """The cluster as Slurm sees it now; None where no Slurm answers."""
+    config = _config(ask(["scontrol", "show", "config"]))
+    if not config:
+        return None
+    nodes = _nodes(ask(["sinfo", "--noheader", "-o", "%R|%D|%c|%m|%G|%f"]))
+    records = ask(["scontrol", "show", "partition", "--oneliner"]).splitlines()
+    fields = [dict(_FIELD.findall(line)) for line in records if "PartitionName=" in line]
+    found = {part["PartitionName"]: _partition(part, nodes) for part in fields}
+    return LiveCluster(
+        name=config.get("ClusterName", ""),
+        version=config.get("SLURM_VERSION", ""),
+        partitions=found,
+        config=config,
+        qos=_qos(
+            ask(["sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=name,maxwall"])
+        ),
+    )
+
+
+def _config(text: str) -> dict[str, str]:
+    pairs = [line.partition("=") for line in text.splitlines() if "=" in line]
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _nodes(text: str) -> dict[str, list[LiveNodes]]:
+    found: dict[str, list[LiveNodes]] = {}
+    for line in text.splitlines():
+        partition, count, cpus, memory, gres, features = (line.split("|", 5) + [""] * 6)[:6]
+        gpus, kind = gpus_of(gres)
+        shape = LiveNodes(
+            count=_number(count) or 0,
+            cpus=_number(cpus) or 0,
+            memory_mib=_number(memory) or 0,
+            gpus=gpus,
+            gpu_type=kind,
+            features=tuple(part for part in features.split(",") if part and part != "(null)"),
+        )
+        found.setdefault(partition, []).append(shape)
+    return found
+
+
+def gpus_of(gres: str) -> tuple[int, str]:
+    """Number and type of the GPUs in a GRES text such as `gpu:a100:4(S:0-1),nvme:1`.
+
+    Where there are several types (whole GPUs and slices), only the first counts.
+    """
+    matches = [_GPU.fullmatch(part) for part in re.split(r",(?![^(]*\))", gres)]
+    found = [match for match in matches if match]
+    kind = found[0]["type"] or "" if found else ""
+    return sum(int(match["count"] or 1) for match in found if (match["type"] or "") == kind), kind
+
+
+def _partition(fields: Mapping[str, str], nodes: Mapping[str, list[LiveNodes]]) -> LivePartition:
+    limit = fields.get("MaxTime", "UNLIMITED")
+    return LivePartition(
+        name=fields["PartitionName"],
+        is_default=fields.get("Default") == "YES",
+        is_up=fields.get("State") == "UP",
+        time_max=None if limit in ("UNLIMITED", "NONE") else limit,
+        nodes_max=_number(fields.get("MaxNodes", "")),
+        nodes_min=_number(fields.get("MinNodes", "")),
+        preempt_mode=fields.get("PreemptMode", ""),
+        grace_s=_number(fields.get("GraceTime", "")) or 0,
+        nodes=tuple(nodes.get(fields["PartitionName"], ())),
+    )
+
+
+def _qos(text: str) -> dict[str, str] | None:
+    rows = [line.split("|") for line in text.splitlines() if "|" in line]
+    return {row[0]: row[1] for row in rows} if rows else None
+
+
+def _number(text: str) -> int | None:
+    """The number a text starts with: sinfo writes `64+` for mixed nodes."""
+    match = re.match(r"\d+", text.strip())
+    return int(match[0]) if match else None

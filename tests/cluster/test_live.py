@@ -1,0 +1,144 @@
+"""Slurm's own answers: read, compared with a profile, and turned into a new one."""
+
+from pathlib import Path
+
+import pytest
+
+from hpcddp.cluster.drift import compare, compare_node, matches_interface
+from hpcddp.cluster.live import gpus_of, read_live
+from hpcddp.cluster.node_facts import node_facts
+from hpcddp.cluster.profile import load_profile, parse_profile
+from hpcddp.cluster.survey import family_of, probe_node, survey_text, write_profile
+from hpcddp.config.yaml_text import load_yaml_mapping, parse_yaml
+
+TABLE = load_yaml_mapping(Path(__file__).parents[1] / "cases" / "slurm_cluster.yaml")
+
+
+def answer(words):
+    """What Slurm would print."""
+    keys = {"sinfo": "sinfo", "sacctmgr": "qos"}
+    key = keys.get(words[0]) or {"config": "config", "partition": "partitions"}[words[2]]
+    return TABLE[key]
+
+
+def newcluster():
+    return read_live(answer)
+
+
+@pytest.mark.parametrize("case", TABLE["gres"].values(), ids=TABLE["gres"])
+def test_gpus_are_read_from_gres(case):
+    assert gpus_of(case["text"]) == (case["gpus"], case["type"])
+
+
+def test_partitions_nodes_and_qos_are_read():
+    live = newcluster()
+    assert (live.name, live.version, set(live.partitions)) == (
+        "newcluster", "23.11.4", {"cpu", "gpu"},
+    )  # fmt: skip
+    gpu, cpu = live.partitions["gpu"], live.partitions["cpu"]
+    assert (gpu.time_max, gpu.nodes_max, gpu.nodes_min, gpu.grace_s) == ("2-00:00:00", 16, 2, 120)
+    assert (cpu.time_max, cpu.nodes_max, cpu.is_default) == (None, None, True)
+    assert [shape.cpus for shape in gpu.nodes] == [128, 96]
+    assert live.qos == {"normal": "", "long": "7-00:00:00"}
+
+
+def test_no_slurm_is_no_cluster_and_no_accounting_is_no_qos():
+    assert read_live(lambda words: "") is None
+    quiet = read_live(lambda words: "" if words[0] == "sacctmgr" else answer(words))
+    assert quiet.qos is None
+    values = {"defaults": {"resources": {"qos": "x", "partition": "gpu"}}}
+    assert [f.level for f in compare(values, quiet) if "QOS" in f.what] == ["untested"]
+
+
+@pytest.mark.parametrize("case", TABLE["drift"].values(), ids=TABLE["drift"])
+def test_what_differs_is_reported_and_nothing_else(case):
+    findings = compare(case["profile"], newcluster())
+    assert findings
+    differ = [f.what.partition(": ")[2] for f in findings if f.level == "drift"]
+    assert differ == case["differ"]
+
+
+@pytest.mark.parametrize("case", TABLE["interfaces"].values(), ids=TABLE["interfaces"])
+def test_an_interface_fits_as_nccl_and_gloo_read_it(case):
+    found = matches_interface(case["pattern"], case["names"], whole=case["whole"])
+    assert found == case["fits"]
+
+
+NODE = {
+    "host": "n1", "arch": "x86_64", "cpus": 64, "gpus": ["GPU 0: NVIDIA H100"], "rdma": {},
+    "interfaces": {
+        "lo": {"addresses": ["127.0.0.1"], "speed_mbit_per_s": 0},
+        "hsn0": {"addresses": ["10.0.0.1"], "speed_mbit_per_s": 200_000},
+        "hsn1": {"addresses": [], "speed_mbit_per_s": 200_000},
+    },
+}  # fmt: skip
+
+
+def test_a_node_is_compared_with_the_interfaces_of_the_profile():
+    profile = load_profile("slingshot-nvidia", {"HOME": "/nowhere"})
+    assert {f.level for f in compare_node(profile, NODE)} == {"ok"}
+    without = {**NODE, "interfaces": {"eth0": NODE["interfaces"]["hsn0"]}}
+    differ = {f.what for f in compare_node(profile, without) if f.level == "drift"}
+    assert differ == {"node n1: NCCL_SOCKET_IFNAME", "node n1: GLOO_SOCKET_IFNAME"}
+    assert [f.level for f in compare_node(profile, {})] == ["untested"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "family"),
+    [
+        (NODE, "slingshot-nvidia"),
+        ({**NODE, "gpus": ["GPU[0]: Card series: AMD Instinct"]}, "slingshot-amd"),
+        ({"interfaces": {"eth0": {}}, "rdma": {"mlx5_0": "InfiniBand"}}, "infiniband"),
+        ({"interfaces": {"eth0": {}}, "rdma": {"mlx5_0": "Ethernet"}}, "roce"),
+        ({"interfaces": {"eth0": {}}, "rdma": {"rdmap0s6": "Unspecified"}}, "efa"),
+        ({"interfaces": {"eth0": {}}, "rdma": {}}, "ethernet"),
+        ({}, ""),
+    ],
+)
+def test_the_family_follows_from_what_the_node_has(facts, family):
+    assert family_of(facts)[0] == family
+
+
+def surveyed(facts, tmp_path):
+    text = survey_text(newcluster(), facts, "2026-11-29")
+    return text, parse_yaml(text, str(tmp_path))
+
+
+@pytest.mark.parametrize("facts", [NODE, {}], ids=["with-node", "without"])
+def test_the_written_profile_is_one_and_says_what_slurm_said(facts, tmp_path):
+    text, values = surveyed(facts, tmp_path)
+    profile = parse_profile(tmp_path / "newcluster.yaml", {**values, "extends": []})
+    assert (profile.queue, profile.account_required) == ("gpu", True)
+    assert (profile.node.gpus, profile.node.cpus) == (4, 128)
+    assert (profile.limits.time_max, profile.limits.nodes_min) == ("2-00:00:00", 2)
+    assert profile.preempt.possible
+    assert profile.preempt.grace_s == 120
+    assert values.get("extends", []) == (["slingshot-nvidia"] if facts else [])
+    assert ("hsn0 10.0.0.1" in text) == bool(facts)
+    differ = [f for f in compare(values, newcluster()) if f.level == "drift"]
+    assert differ == []
+
+
+def test_a_profile_that_exists_is_never_overwritten(tmp_path):
+    path = tmp_path / "clusters" / "mine.yaml"
+    write_profile("a: 1\n", path)
+    with pytest.raises(FileExistsError):
+        write_profile("a: 2\n", path)
+    assert path.read_text() == "a: 1\n"
+
+
+def test_a_node_is_looked_at_by_a_short_job_of_its_partition():
+    seen = []
+    assert probe_node("gpu", lambda words: seen.append(words) or '{"host": "n1"}') == {"host": "n1"}
+    assert {"--partition=gpu", "--nodes=1", "--time=2"} <= set(seen[0])
+    assert probe_node("gpu", lambda words: "srun: error: Unable to allocate") == {}
+
+
+def test_the_facts_of_this_machine_have_its_interfaces_and_devices(tmp_path):
+    port = tmp_path / "mlx5_0" / "ports" / "1"
+    port.mkdir(parents=True)
+    (port / "link_layer").write_text("InfiniBand\n")
+    facts = node_facts(rdma=tmp_path)
+    assert facts["rdma"] == {"mlx5_0": "InfiniBand"}
+    assert "127.0.0.1" in facts["interfaces"]["lo"]["addresses"]
+    assert facts["cpus"] >= 1

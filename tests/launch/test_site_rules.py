@@ -1,0 +1,296 @@
+"""What a site refuses, limits and needs, from the profile to the script."""
+
+import datetime
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hpcddp.errors import ConfigError
+from hpcddp.launch.explain import explain, exported_warnings
+from hpcddp.launch.limits import longest_time
+from hpcddp.launch.render import option_warnings, render_script
+from hpcddp.launch.request import Request, check_sizes, resolve_request
+from hpcddp.launch.step import Place
+from hpcddp.run_dir import RunDir
+
+PLACE = Place(RunDir(Path("/shared/runs/r")), python="/py", work_dir=Path("/home/me"))
+
+
+@pytest.fixture
+def asked(workplace):
+    """Resolve words for a profile of this text, with nodes and environment."""
+
+    def resolve(text, *words, nodes=2, environ=None, **resources):
+        folder = workplace / "configs" / "clusters"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "site.yaml").write_text(f"description: d\n{text}\n")
+        request = Request(cluster="site", resources={"nodes": nodes, **resources}, overrides=words)
+        return resolve_request(request, {"HOME": str(workplace), **(environ or {})})
+
+    return resolve
+
+
+def script_of(request):
+    return render_script(request.config, request.profile, PLACE)
+
+
+GPUS = "node: {gpus: 4, cpus: 32}\ndefaults: {resources: {cpus_per_process: 8, time: '60'}}\n"
+
+
+@pytest.mark.parametrize(
+    ("request_", "line"),
+    [
+        ("gpus-per-node", "--gpus-per-node=h100:4"),
+        ("gres", "--gres=gpu:h100:4"),
+        ("gpus-per-task", "--gpus-per-task=h100:1"),
+    ],
+)
+def test_gpus_are_asked_for_in_the_way_of_the_site_and_by_type(asked, request_, line):
+    script = script_of(asked(GPUS + f"gpu_request: {request_}\ngpu_type: h100"))
+    assert f"#SBATCH {line}\n" in script
+
+
+def test_gpus_that_come_with_the_node_are_not_asked_for(asked):
+    script = script_of(asked(GPUS + "gpu_request: implied"))
+    assert "#SBATCH --ntasks-per-node=4\n" in script
+    assert "gpu" not in "".join(line for line in script.splitlines() if "#SBATCH" in line)
+
+
+def test_a_refused_option_is_named_with_its_reason_and_the_way_out(asked):
+    text = GPUS + "forbidden: {mem: nodes are given whole}"
+    with pytest.raises(ConfigError) as caught:
+        script_of(asked(text, "resources.mem=8G"))
+    assert "--mem is refused on site: nodes are given whole" in caught.value.message
+    assert "site.local.yaml" in caught.value.message
+    assert "--mem" not in script_of(asked(text))
+
+
+def test_an_option_refused_for_srun_is_refused_too(asked):
+    with pytest.raises(ConfigError, match="--gpu-bind is refused"):
+        script_of(asked(GPUS + "forbidden: {gpu-bind: it hides}", "resources.srun.gpu_bind=none"))
+
+
+def test_a_needed_account_is_asked_for_with_the_words_to_type(asked, workplace):
+    text = GPUS + "account_required: true\naccount: '{project}_g'"
+    request = asked(text)
+    with pytest.raises(ConfigError, match=r"resources\.project=NAME"):
+        check_sizes(request.config, request.profile)
+    given = asked(text, environ={"HPCDDP_PROJECT": "p1"})
+    assert given.config.resources.account == "p1_g"
+    assert given.resolved.sources["resources.account"] == "cluster site"
+    typed = asked(text, account="other")
+    assert typed.config.resources.account == "other"
+    check_sizes(typed.config, typed.profile)
+
+
+def test_the_personal_file_fills_in_the_account(asked, workplace):
+    own = workplace / ".config/hpcddp/clusters"
+    own.mkdir(parents=True)
+    (own / "site.local.yaml").write_text("defaults: {resources: {project: mine}}\n")
+    request = asked(GPUS + "account_required: true\naccount: 'x-{project}'")
+    assert request.config.resources.account == "x-mine"
+    assert asked(GPUS, "resources.account=typed").config.resources.account == "typed"
+
+
+def test_memory_asked_for_in_another_way_replaces_the_site_s(asked):
+    text = GPUS.replace("time:", "mem_per_gpu: 60G, time:")
+    assert asked(text).config.resources.mem_per_gpu == "60G"
+    own = asked(text, "resources.mem=8G").config.resources
+    assert (own.mem, own.mem_per_gpu) == ("8G", None)
+
+
+LIMITS = (
+    "queues: {day: {defaults: {resources: {partition: day}}, limits: {time_max: '02:00:00', "
+    "time_min: '00:10:00', nodes_max: 4, nodes_min: 2, gpus_max: 12}}}\ndefault_queue: day\n"
+    "verified_on: '2026-08'\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words", "must_say"),
+    [
+        (2, [], []),
+        (3, [], []),
+        (5, ["resources.gpus_per_node=2"], ["5 nodes", "at most 4"]),
+        (1, [], ["at least 2"]),
+        (4, [], ["16 GPUs", "12"]),
+        (2, ["resources.time=180"], ["--time 180", "02:00:00"]),
+        (2, ["resources.time=5"], ["00:10:00 is needed"]),
+        (2, ["resources.gpus_per_node=8"], ["a node has 4"]),
+        (2, ["resources.cpus_per_process=16"], ["= 64", "at most 32", "cpus_per_process=8"]),
+    ],
+)
+def test_what_is_beyond_the_limits_is_said_before_the_queue(asked, nodes, words, must_say):
+    request = asked(GPUS + LIMITS, *words, nodes=nodes)
+    said = " ".join(option_warnings(request.config, request.profile, PLACE))
+    assert bool(said) == bool(must_say)
+    assert all(text in said for text in must_say)
+    assert not said or "site, queue day: " in said
+
+
+def test_a_retired_cluster_names_its_successor(asked):
+    request = asked(GPUS + "status: retired\nsuccessor: next")
+    (said,) = option_warnings(request.config, request.profile, PLACE)
+    assert "retired; its successor is next" in said
+
+
+@pytest.mark.parametrize(
+    ("nodes", "time"), [(1, "02:00:00"), (91, "02:00:00"), (92, "06:00:00"), (184, "12:00:00")]
+)
+def test_the_longest_time_may_depend_on_the_nodes(asked, nodes, time):
+    bins = "limits: {time_by_nodes: {91: '02:00:00', 183: '06:00:00', 9999: '12:00:00'}}"
+    assert longest_time(asked(GPUS + bins).profile.limits, nodes) == time
+
+
+def test_a_limit_in_node_hours_is_shared_by_the_nodes(asked):
+    limits = asked(GPUS + "limits: {node_hours: 1.5, time_max: '24:00:00'}").profile.limits
+    assert (longest_time(limits, 1), longest_time(limits, 3)) == ("90", "30")
+
+
+PAIR = (
+    "sbatch: {network: {value: fast, why: the allocation must be made for it}}\n"
+    "env: {PROTO: {value: alt, why: faster, needs: network=fast}}\n"
+)
+
+
+def test_a_variable_that_needs_an_option_goes_with_it(asked):
+    both = asked(GPUS + PAIR)
+    assert "#SBATCH --network=fast\n" in script_of(both)
+    assert "export PROTO=alt" in script_of(both)
+    for word in ("resources.sbatch.network=null", "resources.sbatch.network=other"):
+        without = asked(GPUS + PAIR, word)
+        assert "PROTO" not in script_of(without)
+        (said,) = option_warnings(without.config, without.profile, PLACE)
+        assert "PROTO=alt is not set: it needs --network=fast" in said
+
+
+def run_lines(script, start, environ):
+    """Run the part of a script from `start` on in bash; srun only runs its command."""
+    text = script[script.index(start) : script.index("\n# The last act")]
+    stand_in = (
+        'srun() { while [[ "$1" == --* ]]; do shift; done; "$@"; }\n'
+        f"python=echo run_dir=RUN logs=LOGS\n{text}\nexit $code\n"
+    )
+    return subprocess.run(
+        ["bash", "-c", stand_in],
+        env={"PATH": "/usr/bin:/bin", **environ},
+        capture_output=True,
+        text=True,
+    )
+
+
+CACHE = (
+    "caches: {TRITON_CACHE_DIR: {value: '$WHERE/triton-$SLURM_JOB_ID', why: not on Lustre}}\n"
+    "env: {SOCKETS: {value: '/run/$SLURM_JOB_ID', why: of this job}}\n"
+    "setup_task: ['export FROM_TASK=\"$SLURM_PROCID\"', 'env >\"$WHERE/env\"']\n"
+)
+
+
+def test_caches_are_made_and_filled_in_by_every_process(asked, tmp_path):
+    script = script_of(asked(GPUS + CACHE))
+    environ = {"WHERE": str(tmp_path / "node"), "SLURM_JOB_ID": "77", "SLURM_PROCID": "3"}
+    done = run_lines(script, "# What every process does first", environ)
+    assert done.returncode == 0, done.stderr
+    assert "-m hpcddp run --run-dir" in done.stdout
+    assert (tmp_path / "node/triton-77").is_dir()
+    seen = (tmp_path / "node/env").read_text()
+    for line in ("SOCKETS=/run/77", "FROM_TASK=3"):
+        assert f"{line}\n" in seen
+
+
+def test_the_user_s_own_value_of_a_cache_wins(asked, tmp_path):
+    environ = {"WHERE": str(tmp_path), "TRITON_CACHE_DIR": str(tmp_path / "mine")}
+    done = run_lines(script_of(asked(GPUS + CACHE)), "# What every process", environ)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "mine").is_dir()
+    assert not list(tmp_path.glob("triton*"))
+
+
+def test_lines_for_each_node_run_before_the_processes_and_their_failure_stops_the_job(asked):
+    script = script_of(asked(GPUS + "setup_node: [mkdir -p /tmp/x, venv]"))
+    assert "srun --nodes=2 --ntasks=2 --ntasks-per-node=1 bash -c" in script
+    bad = script_of(asked(GPUS + "setup_node: ['exit 3']"))
+    assert run_lines(bad, "read -r -d '' on_every_node", {}).returncode == 3
+
+
+def test_modules_and_lines_of_the_site_come_before_everything_else(asked):
+    script = script_of(asked(GPUS + "modules: [purge, load cuda]\nsetup: [echo hi]"))
+    at = [script.index(text) for text in ("module purge\n", "module load cuda\n", "echo hi\n")]
+    assert at == sorted(at)
+    assert at[-1] < script.index("export PYTHONUTF8")
+
+
+@pytest.mark.parametrize(
+    ("container", "texts"),
+    [
+        (
+            "{runtime: apptainer, options: [--nv], mounts: [/data]}",
+            ["apptainer exec --nv --bind /shared/runs,/home/me,/data img.sif \\\n  python3 -u"],
+        ),
+        (
+            "{runtime: pyxis, mounts: [/data]}",
+            ["--container-image=img.sif", "/shared/runs:/shared/runs,/home/me:/home/me,/data:/data",
+             "--container-env=NCCL_X,HPCDDP_ATTEMPT"],
+        ),
+        ("{runtime: shifter}", ["#SBATCH --image=img.sif", "  shifter \\\n  python3 -u"]),
+        ("{runtime: environment, python: python}", ["--environment=img.sif", "  python -u"]),
+        ("{runtime: wrap, wrap: [enter, '{image}']}", ["  enter img.sif \\\n  python3 -u"]),
+    ],
+)  # fmt: skip
+def test_processes_go_into_a_container_in_the_way_of_the_site(asked, container, texts):
+    text = GPUS + f"container: {container}\nenv: {{NCCL_X: {{value: '1', why: some reason}}}}"
+    script = script_of(asked(text, "resources.container=img.sif"))
+    assert all(part in script for part in texts)
+    assert "img.sif" not in script_of(asked(text))
+
+
+def test_a_container_where_the_profile_knows_no_way_is_refused(asked):
+    with pytest.raises(ConfigError, match="does not say how"):
+        script_of(asked(GPUS, "resources.container=img.sif"))
+
+
+def test_one_torchrun_per_node_gets_all_cores_and_gpus_of_its_processes(asked):
+    request = asked(GPUS + "launch: torchrun\ngpu_request: gpus-per-task")
+    script = script_of(request)
+    for line in ("--ntasks-per-node=1", "--cpus-per-task=32", "--gpus-per-task=4"):
+        assert f"#SBATCH {line}\n" in script
+    assert "--processes-per-node 4" in script
+    assert option_warnings(request.config, request.profile, PLACE) == ()
+
+
+def test_another_program_than_srun_may_start_the_nodes(asked):
+    text = GPUS + "launch: torchrun\nlaunch_program: [ibrun]\nnode_rank_variable: PMI_RANK"
+    script = script_of(asked(text))
+    assert 'ibrun \\\n  "$python" -u -m hpcddp.launch.torchrun_node' in script
+    assert "--node-rank-variable PMI_RANK" in script
+    assert "\nsrun" not in script
+
+
+def test_exported_variables_are_checked_at_submission(asked):
+    profile = asked(GPUS + "env: {NCCL_ALGO: {value: Tree, why: measured}}").profile
+    assert exported_warnings(profile, {"NCCL_ALGO": "Tree", "HOME": "/"}) == ()
+    assert "TCP" in exported_warnings(profile, {"NCCL_IB_DISABLE": "1"})[0]
+
+
+@pytest.mark.parametrize(("today", "warns"), [((2027, 8, 31), False), ((2027, 9, 1), True)])
+def test_an_old_profile_is_said_to_be_old(asked, today, warns):
+    answer = explain(asked(GPUS + "verified_on: '2026-08'"), {}, datetime.date(*today))
+    assert any("13 months ago (2026-08)" in text for text in answer.warnings) == warns
+
+
+def test_an_interface_is_passed_on_unless_the_user_has_chosen(asked):
+    script = script_of(asked(GPUS + "interface: {value: 'ib*', why: the fast one}"))
+    line = next(line for line in script.splitlines() if "HPCDDP_INTERFACE" in line)
+    for before, after in (("", "ib*"), ("export HPCDDP_INTERFACE=eth1;", "eth1")):
+        words = ["bash", "-c", f'{before}{line}; printf %s "$HPCDDP_INTERFACE"']
+        assert subprocess.run(words, capture_output=True, text=True).stdout == after
+
+
+def test_the_queue_and_its_resources_are_kept_for_a_resumed_run(asked):
+    from hpcddp.cluster.profile import load_profile
+
+    request = asked(GPUS + LIMITS)
+    assert request.config.resources.queue == "day"
+    again = load_profile("site", {}, request.config.resources)
+    assert render_script(request.config, again, PLACE) == script_of(request)
