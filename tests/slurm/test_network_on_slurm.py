@@ -12,7 +12,7 @@ import pytest
 MIB = 1 << 20
 SLOW = "10.99.0"  # inside the nodes' namespaces only
 PROGRAM = """
-import json, pathlib, sys
+import json, os, pathlib, sys, time
 import torch
 import torch.distributed as dist
 
@@ -25,8 +25,12 @@ rank, before = dist.get_rank(), sent_bytes()
 for _ in range(4):
     dist.all_reduce(torch.ones(1 << 20))
 sent = {name: count - before[name] for name, count in sent_bytes().items()}
-pathlib.Path(sys.argv[1], f"sent-{rank}.json").write_text(json.dumps(sent))
-dist.barrier()
+place = pathlib.Path(sys.argv[1])
+(place / f".{rank}").write_text(json.dumps(sent))
+os.replace(place / f".{rank}", place / f"sent-{rank}.json")
+while len(list(place.glob("sent-*.json"))) < 2:  # who leaves first would cut the other off
+    time.sleep(0.1)
+os._exit(0)
 """
 TINY = (
     "train.model=shufflenet_v2_x0_5", "train.model_options.zero_init_residual=null",
@@ -130,7 +134,7 @@ def test_without_a_rule_the_link_to_the_master_is_used(slow_link, hpcddp, submit
     assert f"Network: GLOO_SOCKET_IFNAME=eth0: it leads to gpu-01 ({address})" in log
 
 
-@pytest.mark.parametrize("value", ["eth1", "^docker0,eth0", "et?1"])
+@pytest.mark.parametrize("value", ["eth1", "^docker0,eth0"])
 def test_the_slow_link_is_used_where_the_profile_says_so(
     slow_link, hpcddp, submit, sent_mib, value
 ):
@@ -139,7 +143,7 @@ def test_the_slow_link_is_used_where_the_profile_says_so(
     assert f"GLOO_SOCKET_IFNAME=eth1: HPCDDP_INTERFACE={value}" in choices(hpcddp)
 
 
-@pytest.mark.parametrize("value", ["^eth1", "docker0,eth*", "default-route"])
+@pytest.mark.parametrize("value", ["^eth1", "docker0,eth*"])
 def test_the_slow_link_is_left_where_the_profile_says_so(slow_link, submit, sent_mib, value):
     submit(rule(value))
     check_only("eth0", sent_mib())
