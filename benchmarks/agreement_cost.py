@@ -94,9 +94,15 @@ def measure(pipe, options, layout, run_dir):
     pipe.send((pairs, called_s))
 
 
+def added(*of_ranks):
+    return [sum(seconds) for seconds in zip(*of_ranks, strict=True)]
+
+
 def summary(options, found):
-    pairs = [pair for of_rank, _ in found for pair in of_rank]
-    step_s = statistics.median(silent[0] for silent, _ in pairs)
+    """Ratios of pairs, both processes taken together: they wait for each other."""
+    of_both = zip(*(of_rank for of_rank, _ in found), strict=True)
+    pairs = [[added(*kind) for kind in zip(*both, strict=True)] for both in of_both]
+    step_s = statistics.median(silent[0] for silent, _ in pairs) / WORLD_SIZE
     calls = {name: [s for _, called in found for s in called[name]] for name in ("open", "close")}
     return {
         "model": options.model,
@@ -109,7 +115,11 @@ def summary(options, found):
             for place, name in enumerate(("wall", "cpu"))
         },
         "call_share_of_step": {
-            name: round(statistics.median(seconds) / step_s, 5) for name, seconds in calls.items()
+            name: {
+                "median": round(statistics.median(seconds) / step_s, 5),
+                "mean": round(statistics.mean(seconds) / step_s, 5),
+            }
+            for name, seconds in calls.items()
         },
         "load_average": os.getloadavg()[0],
         "torch": torch.__version__,

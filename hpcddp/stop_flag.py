@@ -49,7 +49,7 @@ class StopFlag:
         writer.setblocking(False)
         signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         flag.rearm()
-        os.register_at_fork(after_in_child=ignore_stop_signals)
+        os.register_at_fork(after_in_child=_ignore_stop_signals)
         threading.Thread(
             target=flag._read, args=(reader, writer), name="stop-signals", daemon=True
         ).start()
@@ -87,8 +87,7 @@ class StopFlag:
             self.notice = StopNotice(signum, time.time())
 
 
-def ignore_stop_signals(worker_id: int = 0) -> None:
-    """Make this process deaf to stop signals: for loader workers and other children."""
+def _ignore_stop_signals() -> None:
     signal.set_wakeup_fd(-1)
     for signum in STOP_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)

@@ -1,6 +1,9 @@
 """What a wheel contains is listed in setup.cfg: every package, every shipped file."""
 
 import configparser
+import pkgutil
+import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -18,6 +21,17 @@ def test_every_package_is_listed():
     packages = {".".join(folder.relative_to(ROOT).parts) for folder in folders}
     listed = set(setup()["options"]["packages"].split())
     assert listed == packages | {f"hpcddp.shipped.{name}" for name in SHIPPED}
+
+
+def test_the_script_that_pip_installs_is_the_command_line():
+    name, target = setup()["options.entry_points"]["console_scripts"].strip().split(" = ")
+    assert (name, callable(pkgutil.resolve_name(target))) == ("hpcddp", True)
+    module, function = target.split(":")
+    call = f"import sys; from {module} import {function}; sys.exit({function}())"
+    words = [sys.executable, "-c", call, "status", "--no-such-option"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "--no-such-option" in done.stderr
 
 
 def test_every_shipped_file_is_listed():

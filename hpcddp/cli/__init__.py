@@ -22,7 +22,7 @@ VERBS = {
     "env": "which process am I: ranks, sizes, hosts, address and port",
     "cluster": "profiles of clusters: list, show, explain, detect, check",
     "rehearse": "prove that a job survives preemption on this cluster",
-    "checkpoint": "list, verify and compare checkpoints",
+    "checkpoint": "list, verify, compare and export checkpoints",
 }
 
 

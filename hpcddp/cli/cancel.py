@@ -3,7 +3,6 @@
 import getpass
 import os
 import shutil
-import subprocess
 import sys
 import time
 
@@ -11,9 +10,11 @@ import click
 
 from hpcddp.config.layout import EXIT_FAILED
 from hpcddp.errors import HpcddpError
+from hpcddp.launch.runs import find_run
+from hpcddp.launch.slurm_tool import tell
 from hpcddp.launch.supervisor import STOP_GRACE_S, stop_supervisor, supervisor_alive
 from hpcddp.launch.watch.observer import Observer
-from hpcddp.launch.watch.status import RunStatus, find_run
+from hpcddp.launch.watch.status import RunStatus
 from hpcddp.launch.watch.words import command_line
 from hpcddp.run_dir import RunDir, runs_root
 
@@ -44,14 +45,13 @@ def command(run: str) -> None:
 
 
 def _cancel_job(run_dir: RunDir, status: RunStatus) -> None:
-    scancel = shutil.which("scancel")
-    if scancel is None:
+    if shutil.which("scancel") is None:
         raise HpcddpError(
             f"`scancel` was not found on PATH. Run this on a login node of cluster "
             f"{status.cluster}, or type there: scancel {status.job_id}"
         )
     _record(run_dir)
-    problem = _scancel(scancel, str(status.job_id))
+    problem = tell(["scancel", str(status.job_id)], _SCANCEL_TIMEOUT_S)
     if problem is None:
         click.echo(f"Run {run_dir.name}: job {status.job_id} cancelled.")
         return
@@ -63,21 +63,6 @@ def _cancel_job(run_dir: RunDir, status: RunStatus) -> None:
         err=True,
     )
     sys.exit(EXIT_FAILED)
-
-
-def _scancel(scancel: str, job_id: str) -> str | None:
-    """Cancel the job (`38`, or `38_1` of an array); what went wrong, or None."""
-    try:
-        done = subprocess.run(
-            [scancel, job_id], capture_output=True, text=True, timeout=_SCANCEL_TIMEOUT_S
-        )
-    except subprocess.TimeoutExpired:
-        return f"scancel gave no answer within {_SCANCEL_TIMEOUT_S:.0f} s"
-    except OSError as error:
-        return f"scancel cannot be run: {error.strerror}"
-    if done.returncode == 0:
-        return None
-    return done.stderr.strip() or f"scancel exited with {done.returncode}"
 
 
 def _stop_local(run_dir: RunDir, status: RunStatus) -> None:

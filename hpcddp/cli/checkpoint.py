@@ -23,7 +23,7 @@ from hpcddp.checkpoint_dir import (
 from hpcddp.checkpoint_kept import Best, read_best
 from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED
 from hpcddp.errors import HpcddpError
-from hpcddp.launch.watch.status import find_run, list_runs
+from hpcddp.launch.runs import find_run, list_runs
 from hpcddp.run_dir import runs_root
 
 if TYPE_CHECKING:

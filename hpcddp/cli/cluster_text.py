@@ -41,12 +41,18 @@ def profile_lines(profile: ClusterProfile, merged: Merged) -> list[str]:
         ("internet", profile.internet),
         ("scratch", profile.scratch),
         ("local disk", f"{d.path} ({d.kind})" if (d := profile.local) else ""),
+        ("node", "" if values.get("nodes") else _node_text(values.get("node", {}))),
+        (
+            "all-reduce",
+            f"{b:g} GB/s bus bandwidth" if (b := profile.expected_busbw_gb_per_s) else "",
+        ),
         ("launch", " ".join((profile.launch, *profile.launch_program))),
         ("asks for GPUs by", profile.gpu_request),
     ]
     return [
         f"{profile.name}: {profile.description}",
         *_table([(f"  {name}", text) for name, text in facts if text]),
+        *_section("nodes", _table(list(_node_rows(values)))),
         *_section("queues", _table(list(_queue_rows(values, profile)))),
         *_section("variants", _table(list(_variant_rows(values)))),
         *_section("left open", _table([(key, text) for key, text in profile.unset.items()])),
@@ -91,6 +97,24 @@ def _account(profile: ClusterProfile) -> str:
     if not profile.account_required:
         return profile.account
     return f"required: {profile.account or 'give --account'}"
+
+
+def _node_rows(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, block in values.get("nodes", {}).items():
+        yield name, _node_text({**values.get("node", {}), **block.get("node", {})})
+
+
+def _node_text(node: Mapping[str, Any]) -> str:
+    """`4 x A100 40 GB, 64 cores, 512 GB, x86_64`, as far as it is known."""
+    memory = f" {node['gpu_memory_gb']} GB" if node.get("gpu_memory_gb") else ""
+    gpus = f"{node['gpus']} x " if node.get("gpus") else ""
+    parts = [
+        f"{gpus}{node.get('gpu') or 'GPU'}{memory}" if gpus or node.get("gpu") else "",
+        f"{node['cpus']} cores" if node.get("cpus") else "",
+        f"{node['memory_gb']} GB" if node.get("memory_gb") else "",
+        node.get("arch") or "",
+    ]
+    return ", ".join(part for part in parts if part)
 
 
 def _queue_rows(values: Mapping[str, Any], profile: ClusterProfile) -> Iterator[tuple[str, ...]]:

@@ -11,8 +11,8 @@ import click
 
 from hpcddp.errors import HpcddpError
 from hpcddp.launch.history import FileTail, read_history
+from hpcddp.launch.runs import find_run
 from hpcddp.launch.watch.observer import Observer
-from hpcddp.launch.watch.status import find_run
 from hpcddp.launch.watch.words import command_line
 from hpcddp.run_dir import RunDir, runs_root
 

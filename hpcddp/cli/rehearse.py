@@ -11,6 +11,7 @@ import click
 from hpcddp.cli.options import RequestCommand, build_request, request_options
 from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED
 from hpcddp.errors import HpcddpError
+from hpcddp.launch.rehearsal import rehearse, short_overrides
 from hpcddp.launch.request import resolve_request
 from hpcddp.launch.watch.words import table
 from hpcddp.run_dir import RunDir, runs_root, write_atomically
@@ -29,8 +30,6 @@ def command(context: click.Context, steps: int, as_json: bool, **typed: Any) -> 
     The second run gets SIGTERM after a third of its steps, saves, is requeued and goes on. Exit
     code 1 if the job would lose work: steps lost, other bits, no restart, or too short a warning.
     """
-    from hpcddp.launch.rehearsal import rehearse, short_overrides  # submitit takes 0.2 s to import
-
     request = resolve_request(build_request(context, typed, short_overrides(steps)), os.environ)
     if request.config.command:
         raise HpcddpError(

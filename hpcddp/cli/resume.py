@@ -6,8 +6,8 @@ import click
 
 from hpcddp.cli.submit import announce
 from hpcddp.launch.resume import alone, lead_warning, resume_run
+from hpcddp.launch.runs import find_run
 from hpcddp.launch.watch.observer import Observer
-from hpcddp.launch.watch.status import find_run
 from hpcddp.run_dir import runs_root
 
 

@@ -13,8 +13,9 @@ from typing import Any
 import click
 
 from hpcddp.errors import HpcddpError
+from hpcddp.launch.runs import find_run, list_runs
 from hpcddp.launch.watch.observer import Observer
-from hpcddp.launch.watch.status import RunStatus, find_run, list_runs
+from hpcddp.launch.watch.status import RunStatus
 from hpcddp.launch.watch.words import status_details, status_table
 from hpcddp.run_dir import runs_root
 

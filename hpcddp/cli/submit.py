@@ -12,11 +12,11 @@ from hpcddp.config.write import config_text
 from hpcddp.launch.dependency import afterok_options
 from hpcddp.launch.explain import exported_warnings
 from hpcddp.launch.request import resolve_request, world_size
+from hpcddp.launch.runs import find_run
 from hpcddp.launch.sbatch import ask_sbatch
 from hpcddp.launch.submission import Submission, prepare, send
 from hpcddp.launch.watch.observer import Observer
-from hpcddp.launch.watch.status import find_run
-from hpcddp.launch.watch.words import command_line
+from hpcddp.launch.watch.words import command_line, count_text
 from hpcddp.run_dir import runs_root
 
 
@@ -43,7 +43,7 @@ def command(
     exported = exported_warnings(request.profile, os.environ)
     for sentence in (*submission.warnings, *exported):
         click.echo(f"Warning: {sentence}", err=True)
-    options = _waiting(afterok, submission.request.profile.launcher) if afterok else ()
+    options = _waiting(afterok, submission) if afterok else ()
     if dry_run:
         sys.exit(_show(submission))
     announce(submission, send(submission, *options))
@@ -53,10 +53,10 @@ def command(
         sys.exit(follow(submission.run_dir))
 
 
-def _waiting(run: str, launcher: str) -> tuple[str, ...]:
+def _waiting(run: str, submission: Submission) -> tuple[str, ...]:
     """Options of sbatch for a job that is to wait for this run."""
     [before] = Observer([find_run(runs_root(os.environ), run)]).look()
-    return afterok_options(before, launcher)
+    return afterok_options(before, submission)
 
 
 def announce(submission: Submission, job_id: str) -> None:
@@ -66,18 +66,13 @@ def announce(submission: Submission, job_id: str) -> None:
     run = submission.run_dir.name
     click.echo(
         f"Run {run}: job {job_id} on cluster {profile.name}, "
-        f"{_count(config.resources.nodes, 'node')}, {_count(processes, 'process')}\n"
+        f"{count_text(config.resources.nodes, 'node')}, {count_text(processes, 'process')}\n"
         f"Folder {submission.run_dir.path}\n"
         f"Next:\n"
         f"  {command_line('status', run)}\n"
         f"  {command_line('logs', run, '--follow')}\n"
         f"  {command_line('cancel', run)}"
     )
-
-
-def _count(number: int, noun: str) -> str:
-    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
-    return f"{number} {noun if number == 1 else plural}"
 
 
 def _show(submission: Submission) -> int:

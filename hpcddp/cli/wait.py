@@ -7,8 +7,8 @@ import time
 
 import click
 
+from hpcddp.launch.runs import find_run
 from hpcddp.launch.watch.observer import Observer
-from hpcddp.launch.watch.status import find_run
 from hpcddp.launch.watch.words import outcome_line
 from hpcddp.run_dir import runs_root
 

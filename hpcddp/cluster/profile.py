@@ -160,13 +160,18 @@ def _choose_queue(values: Mapping[str, Any], asked: Resources) -> str:
     named = asked.queue or _default(values, "queue")
     if named and not (asked.queue is None and (asked.partition or asked.qos)):
         if named not in queues:
-            raise ConfigError(f"resources.queue={named}: {did_you_mean(named, queues)}")
+            raise _unknown("queue", named, queues)
         return str(named)
     default = values.get("default_queue", "")
     if not (asked.partition or asked.qos):
         return default
     fitting = [name for name, queue in queues.items() if _fits(queue, asked)]
     return default if default in fitting else next(iter(fitting), "")
+
+
+def _unknown(kind: str, name: str, known: Mapping[str, Any]) -> ConfigError:
+    hint = did_you_mean(name, known) if known else f"This profile has no {kind}s."
+    return ConfigError(f"resources.{kind}={name} is unknown. {hint}")
 
 
 def _fits(queue: Mapping[str, Any], asked: Resources) -> bool:
@@ -189,7 +194,7 @@ def _variants(
     variants = values.get("variants", {})
     named = asked.variant or _default(values, "variant")
     if named and named not in variants:
-        raise ConfigError(f"resources.variant={named}: {did_you_mean(named, variants)}")
+        raise _unknown("variant", named, variants)
     for name, variant in variants.items():
         if "when" in variant and name != named:
             when = build(When, variant["when"], f"variants.{name}.when")

@@ -3,6 +3,7 @@
 Knows no situation: queues, kinds of nodes and variants stay apart (`hpcddp.cluster.profile`).
 """
 
+import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -96,8 +97,11 @@ def _with_parents(name: str, environ: Mapping[str, str], below: tuple[str, ...])
     if name in below:
         raise ConfigError(f"Profiles extend each other: {' -> '.join((*below, name))}.")
     if name not in list_profiles(environ):
-        known = list_profiles(environ)
-        raise ConfigError(f"No cluster profile `{name}`. {did_you_mean(name, known)}")
+        near = difflib.get_close_matches(name, list_profiles(environ), n=1)
+        hint = f" Did you mean `{near[0]}`?" if near else ""
+        raise ConfigError(
+            f"No cluster profile `{name}`.{hint} `python -m hpcddp cluster list` shows all."
+        )
     path = find_config("clusters", name, environ)
     merged = Merged(name)
     parents = load_yaml_mapping(path).get("extends") or []
@@ -128,10 +132,25 @@ def check_file(path: Path, values: Mapping[str, Any]) -> ProfileFile:
                 if setting is not None:
                     _check_setting(f"{where}: {section}.{name}", name, setting)
     given = build(ProfileFile, _without_nulls(values), str(path))
+    _check_numbers(path, given)
     for number, sign in enumerate(given.detect):
         if sum(map(bool, (sign.env, sign.file, sign.host))) != 1:
             raise ConfigError(f"{path}: detect[{number}] needs exactly one of env, file, host.")
     return given
+
+
+def _check_numbers(path: Path, given: ProfileFile) -> None:
+    """Refuse texts that should be numbers of nodes."""
+    for name, variant in given.variants.items():
+        nodes = variant.when.nodes if variant.when else ""
+        if not re.fullmatch(r"(\d+\+?)?", nodes):
+            raise ConfigError(
+                f'{path}: variants.{name}.when.nodes={nodes}: use "1", or "2+" for two or more.'
+            )
+    for block in (given, *given.nodes.values(), *given.queues.values(), *given.variants.values()):
+        for most in block.limits.time_by_nodes:
+            if not most.isdigit():
+                raise ConfigError(f"{path}: time_by_nodes: `{most}` is no number of nodes.")
 
 
 def check_names(merged: Merged) -> None:

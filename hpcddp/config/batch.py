@@ -32,6 +32,17 @@ def plan_batches(*, global_batch: int, micro_batch: int | None, world_size: int)
     return BatchPlan(global_batch, micro_batch, global_batch // per_pass, world_size)
 
 
+def check_processes(replicas: str, world_size: int) -> None:
+    """Raise ConfigError where `train.replicas` cannot fill that many processes."""
+    if replicas == "ddp" or world_size == 1:
+        return
+    what = {"single": "one process", "dp": "one process that drives all devices of one node"}
+    raise ConfigError(
+        f"train.replicas={replicas} trains in {what[replicas]}, and {world_size} were asked for. "
+        "Use train.replicas=ddp, or one node with one process."
+    )
+
+
 def _check_divides(global_batch: int, factor: int, said: str) -> None:
     if global_batch % factor == 0:
         return

@@ -45,6 +45,16 @@ class ProcessLayout:
         return self.global_rank == 0
 
     @property
+    def job_id(self) -> str:
+        """The job as people and events name it; outside Slurm the launcher's own key."""
+        return self.requeue_target or self.job_key
+
+    @property
+    def has_store(self) -> bool:
+        """True where the launcher keeps a store for the rendezvous, as torchrun's agent does."""
+        return self.launcher == "torchrun"
+
+    @property
     def ports(self) -> tuple[int, ...]:
         """All ports to try, in the same order on every rank."""
         return (self.master_port, *self.more_ports)

@@ -42,7 +42,8 @@ class TrainConfig:
 
     model: str = "resnet50"  # any torchvision classification model
     model_options: dict[str, Any] = field(default_factory=dict)  # for torchvision's builder
-    replicas: str = "ddp"  # single or ddp
+    replicas: str = "ddp"  # single; ddp: one process per device; dp: one process for all of a node
+    dp_devices: int | None = None  # for replicas=dp; None: all visible GPUs, 2 threads on a CPU
     global_batch: int = 256  # images per optimizer step over all processes
     micro_batch: int | None = None  # images per process per pass; None: no accumulation
     max_steps: int | None = None  # training ends at max_steps or max_epochs,
@@ -144,7 +145,7 @@ class RunConfig:
 
 
 _CHOICES = {
-    "train.replicas": ("single", "ddp"),
+    "train.replicas": ("single", "ddp", "dp"),
     "train.device": ("auto", "cpu", "cuda"),
     "train.on_nonfinite": ("stop", "skip"),
     "train.precision": ("fp32", "bf16", "fp16"),
@@ -159,6 +160,7 @@ _AT_LEAST_ONE = (
     "resources.warn_before_s",
     "train.global_batch",
     "train.micro_batch",
+    "train.dp_devices",
     "train.max_steps",
     "train.rendezvous_timeout_s",
     "data.image_size",

@@ -37,7 +37,17 @@ _Loader.yaml_implicit_resolvers = {
 
 
 class _Dumper(yaml.SafeDumper):
-    """SafeDumper that quotes whatever _Loader or YAML 1.1 would take for something else."""
+    """SafeDumper that quotes whatever _Loader or YAML 1.1 would take for something else.
+
+    A text of several lines is written as one line, with `\\n` in double quotes.
+    """
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        style = '"' if len(text.splitlines()) > 1 or text.endswith("\n") else None
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
 
 
 for _class in (_Loader, _Dumper):

@@ -14,7 +14,7 @@ from hpcddp.config.batch import BatchPlan
 from hpcddp.data.augment import Augment, build_augment
 from hpcddp.data.datasets import Batch, Dataset
 from hpcddp.data.sampler import rank_samples
-from hpcddp.data.workers import WorkerInit, worker_batches
+from hpcddp.data.workers import worker_batches
 
 
 def train_batches(
@@ -26,17 +26,15 @@ def train_batches(
     start_step: int = 0,
     augment: str = "none",
     workers: int = 0,
-    worker_init: WorkerInit | None = None,
     pin_memory: bool = False,
 ) -> Iterator[Batch]:
     """The micro-batches of one process from `start_step` on, without end.
 
-    `plan.accumulation_steps` items make one step. `worker_init` must be importable (workers are
-    started afresh, not copied from this process, which may hold a network and GPU state).
+    `plan.accumulation_steps` items make one step.
     """
     order = _TrainOrder(plan, global_rank, seed, start_step, len(dataset))
     fetch = _Fetch(dataset, build_augment(augment, seed))
-    return iter(_batches(fetch, order, workers, worker_init, pin_memory))
+    return iter(_batches(fetch, order, workers, pin_memory))
 
 
 def eval_batches(
@@ -46,7 +44,6 @@ def eval_batches(
     world_size: int,
     micro_batch: int,
     workers: int = 0,
-    worker_init: WorkerInit | None = None,
     pin_memory: bool = False,
 ) -> Iterable[Batch]:
     """This process's share of the data set: over all processes, each sample exactly once.
@@ -55,7 +52,7 @@ def eval_batches(
     be called per batch. The result can be iterated again and then keeps its workers.
     """
     order = _EvalOrder(len(dataset), global_rank, world_size, micro_batch)
-    return _batches(_Fetch(dataset, Augment()), order, workers, worker_init, pin_memory)
+    return _batches(_Fetch(dataset, Augment()), order, workers, pin_memory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +106,11 @@ def _batches(
     fetch: _Fetch,
     order: Iterable[npt.NDArray[np.int64]],
     workers: int,
-    worker_init: WorkerInit | None,
     pin_memory: bool,
 ) -> Iterable[Batch]:
     if workers == 0:
         return _OwnBatches(fetch, order, pin_memory)
-    return worker_batches(fetch, order, workers, worker_init, pin_memory)
+    return worker_batches(fetch, order, workers, pin_memory)
 
 
 @dataclass(frozen=True, slots=True)

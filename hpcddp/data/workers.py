@@ -9,17 +9,14 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from multiprocessing import connection, context, forkserver, resource_tracker
 from typing import Any
 
 import torch.utils.data
 
 from hpcddp.stop_flag import STOP_SIGNALS
-
-WorkerInit = Callable[[int], None]
 
 _PREFETCHED_PER_WORKER = 2
 
@@ -28,7 +25,6 @@ def worker_batches(
     fetch: Any,  # noqa: ANN401
     order: Iterable[Any],
     workers: int,
-    worker_init: WorkerInit | None,
     pin_memory: bool,
 ) -> Iterable[Any]:
     """`fetch[item]` for each item of `order`, in order, computed ahead by worker processes.
@@ -42,7 +38,7 @@ def worker_batches(
         num_workers=workers,
         collate_fn=_unchanged,
         pin_memory=pin_memory,
-        worker_init_fn=_WorkerStart(worker_init),
+        worker_init_fn=_tie_to_owner,
         multiprocessing_context=_worker_context(),
         generator=torch.Generator(),  # else each iteration advances the global generator
         prefetch_factor=_PREFETCHED_PER_WORKER,
@@ -70,16 +66,8 @@ class _WorkerContext(context.ForkServerContext):
     Process = _Worker
 
 
-@dataclass(frozen=True, slots=True)
-class _WorkerStart:
-    """What a worker does first: tie its life to its owner's, then what the caller wants."""
-
-    then: WorkerInit | None
-
-    def __call__(self, worker_id: int) -> None:
-        threading.Thread(target=_end_with_owner, daemon=True).start()
-        if self.then is not None:
-            self.then(worker_id)
+def _tie_to_owner(worker_id: int) -> None:
+    threading.Thread(target=_end_with_owner, daemon=True).start()
 
 
 def _end_with_owner() -> None:
@@ -96,8 +84,8 @@ def _worker_context() -> context.BaseContext:
     """The fork server, with the data code imported and deaf to stop signals, as its children are.
 
     Slurm signals every process of a step. A blocked signal stays blocked across fork and exec, so
-    workers are safe from their first instruction on, before any `worker_init` can run; in this
-    process a signal that comes meanwhile is only delayed.
+    workers are safe from their first instruction on; in this process a signal that comes meanwhile
+    is only delayed.
     """
     worker_context = _WorkerContext()
     worker_context.set_forkserver_preload(["hpcddp.data.datasets"])

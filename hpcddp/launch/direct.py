@@ -3,12 +3,14 @@
 import os
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 from hpcddp.cluster.layout import layout_from_environ
 from hpcddp.cluster.profile import CLUSTER_VARIABLE
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.config.write import config_text, read_config
 from hpcddp.errors import ConfigError, HpcddpError
+from hpcddp.launch.code import record_code
 from hpcddp.launch.request import Request, ResolvedRequest, resolve_request
 from hpcddp.launch.submission import check_run_name
 from hpcddp.run_dir import RunDir, runs_root, write_atomically
@@ -56,8 +58,9 @@ def _create_or_check(run_dir: RunDir, resolved: ResolvedRequest, layout: Process
                 "--name, or the same settings."
             )
     else:
-        run_dir.attempt_logs(0).parent.mkdir(parents=True, exist_ok=True)
+        run_dir.batch_log.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(run_dir.config, config_text(resolved.resolved))
+        record_code(run_dir, Path.cwd())
     run_dir.append_event(
         "submitted",
         run=run_dir.name,

@@ -119,7 +119,7 @@ def _record_start(run_dir: RunDir, layout: ProcessLayout) -> None:
         run_dir.append_event(
             "started",
             attempt=layout.attempt,
-            job_id=layout.requeue_target or layout.job_key,
+            job_id=layout.job_id,
             world_size=layout.world_size,
             hosts=list(layout.hosts),
         )

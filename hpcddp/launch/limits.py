@@ -8,6 +8,7 @@ from hpcddp.cluster.profile import ClusterProfile
 from hpcddp.cluster.profile_schema import Limits
 from hpcddp.config.schema import Resources
 from hpcddp.errors import ConfigError
+from hpcddp.launch.sizes import cpus_of_process, gpus_per_process
 
 
 def check_forbidden(profile: ClusterProfile, *options: Mapping[str, Any]) -> None:
@@ -77,17 +78,17 @@ def _of_size(resources: Resources, profile: ClusterProfile, processes: int) -> I
         yield f"{nodes} nodes, but at most {limits.nodes_max} are allowed"
     if limits.nodes_min and nodes < limits.nodes_min:
         yield f"{nodes} nodes, but at least {limits.nodes_min} are needed"
-    if limits.gpus_max and profile.has_gpus and nodes * processes > limits.gpus_max:
-        yield f"{nodes * processes} GPUs, but a job may have {limits.gpus_max}"
-    if node.gpus and profile.has_gpus and processes > node.gpus:
-        yield f"{processes} GPUs per node, but a node has {node.gpus}"
-    cpus = processes * (resources.cpus_per_process or 1)
+    gpus = processes * gpus_per_process(resources, processes) if profile.has_gpus else 0
+    if limits.gpus_max and nodes * gpus > limits.gpus_max:
+        yield f"{nodes * gpus} GPUs, but a job may have {limits.gpus_max}"
+    if node.gpus and gpus > node.gpus:
+        yield f"{gpus} GPUs per node, but a node has {node.gpus}"
+    cpus = processes * cpus_of_process(resources, processes)
     if node.cpus and cpus > node.cpus:
-        most = max(node.cpus // processes, 1)
+        most = max(node.cpus // max(processes, gpus), 1)
         yield (
-            f"{processes} processes x {resources.cpus_per_process} CPUs = {cpus}, but a job gets "
-            f"at most {node.cpus} of a node and this one would never start: use "
-            f"resources.cpus_per_process={most}"
+            f"resources.cpus_per_process={resources.cpus_per_process} makes {cpus} CPUs per node, "
+            f"but a job gets at most {node.cpus} and this one would never start: use {most}"
         )
 
 

@@ -5,11 +5,10 @@ Sends two runs and watches them; what each of them does is `submit`'s and `train
 
 import math
 import signal
-import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -17,6 +16,7 @@ from hpcddp.checkpoint_dir import list_checkpoints
 from hpcddp.config.schema import RunConfig
 from hpcddp.launch.history import FileTail, newest_step
 from hpcddp.launch.request import ResolvedRequest
+from hpcddp.launch.slurm_tool import tell
 from hpcddp.launch.submission import prepare, send
 from hpcddp.launch.supervisor import signal_step
 from hpcddp.launch.watch.attempts import Attempt
@@ -32,7 +32,7 @@ _LEAD_FACTOR, _LEAD_ROUNDING_S = 2.0, 10  # a busy file system may take twice as
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two ends of training, bit by bit: weights, optimiser, and all else that is saved."""
+    """Two ends of training, bit by bit: weights, optimizer, and all else that is saved."""
 
     identical: bool
     num_tensors: int
@@ -50,6 +50,7 @@ class Report:
     uninterrupted: str
     interrupted: str
     problems: tuple[str, ...]
+    warn_before_s: int
     comparison: Comparison | None = None
     steps_lost: int | None = None
     save_s: float | None = None
@@ -57,7 +58,6 @@ class Report:
     stop_s: float | None = None
     requeue_s: float | None = None
     restart_s: float | None = None
-    warn_before_s: int = 0
     recommended_warn_before_s: int | None = None
     recommended_interval_s: float | None = None
 
@@ -86,24 +86,28 @@ def rehearse(
     request: ResolvedRequest, name: str, environ: Mapping[str, str], out: TextIO
 ) -> Report:
     """Run the job twice, show both on `out`, and compare. Raises SubmissionFailed, HpcddpError."""
-    plain, stopped = (
-        prepare(request, f"{name}-{kind}", environ) for kind in ("uninterrupted", "interrupted")
-    )
+    plain = prepare(request, f"{name}-uninterrupted", environ)
+    stopped = prepare(request, f"{name}-interrupted", environ)
+    lead_s = request.config.resources.warn_before_s
     launcher, steps = request.profile.launcher, request.config.train.max_steps or 0
     send(plain)
     if follow(plain.run_dir, out=out):
         said = f"the uninterrupted run did not finish: {_status(plain.run_dir).reason}"
-        return Report(plain.run_dir.name, stopped.run_dir.name, (said,))
+        return Report(plain.run_dir.name, stopped.run_dir.name, (said,), lead_s)
     job_id = send(stopped)
-    with _stopped_at(stopped.run_dir, max(1, steps // 3), launcher, job_id):
+    with _stopped_at(stopped.run_dir, max(1, steps // 3), launcher, job_id) as refusals:
         follow(stopped.run_dir, out=out)
-    return report(plain.run_dir, stopped.run_dir, request.config)
+    found = report(plain.run_dir, stopped.run_dir, request.config)
+    return replace(found, problems=(*refusals, *found.problems))
 
 
 @contextmanager
-def _stopped_at(run_dir: RunDir, step: int, launcher: str, job_id: str) -> Iterator[None]:
-    """While the block runs, wait for that step and then send what a preemption sends."""
-    is_over = threading.Event()
+def _stopped_at(run_dir: RunDir, step: int, launcher: str, job_id: str) -> Iterator[list[str]]:
+    """While the block runs, wait for that step and then send what a preemption sends.
+
+    Where that cannot be sent, the list that the block gets says why.
+    """
+    is_over, refusals = threading.Event(), []
 
     def wait_and_stop() -> None:
         tail, seen = FileTail(run_dir.metrics), 0
@@ -111,26 +115,26 @@ def _stopped_at(run_dir: RunDir, step: int, launcher: str, job_id: str) -> Itera
             if is_over.wait(_POLL_S):
                 return
             seen = max(seen, newest_step(tail.lines()))
-        _send_sigterm(run_dir, launcher, job_id)
+        if refusal := _send_sigterm(run_dir, launcher, job_id):
+            refusals.append(f"SIGTERM was not sent: {refusal}")
 
     thread = threading.Thread(target=wait_and_stop, name="preemption", daemon=True)
     thread.start()
     try:
-        yield
+        yield refusals
     finally:
         is_over.set()
         thread.join()
 
 
-def _send_sigterm(run_dir: RunDir, launcher: str, job_id: str) -> None:
-    """SIGTERM to all processes of the job's step, as Slurm sends it when a grace time begins."""
+def _send_sigterm(run_dir: RunDir, launcher: str, job_id: str) -> str | None:
+    """SIGTERM to all processes of the job's step, as Slurm sends it when a grace time begins.
+
+    Returns what went wrong, or None.
+    """
     if launcher == "local":
-        signal_step(run_dir, signal.SIGTERM)
-        return
-    words = ["scancel", "--signal=TERM", job_id]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=_SCANCEL_TIMEOUT_S)
-    if done.returncode:
-        run_dir.append_event("rehearsal_failed", reason=done.stderr.strip())
+        return None if signal_step(run_dir, signal.SIGTERM) else "no process was running"
+    return tell(["scancel", "--signal=TERM", job_id], _SCANCEL_TIMEOUT_S)
 
 
 def report(uninterrupted: RunDir, interrupted: RunDir, config: RunConfig) -> Report:

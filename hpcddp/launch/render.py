@@ -14,6 +14,7 @@ from hpcddp.config.schema import Resources, RunConfig
 from hpcddp.errors import ConfigError
 from hpcddp.launch.limits import check_forbidden, limit_warnings
 from hpcddp.launch.request import processes_per_node
+from hpcddp.launch.sizes import cpus_of_process, gpus_per_process
 from hpcddp.launch.step import (
     Place,
     batch_env,
@@ -129,21 +130,21 @@ def sbatch_options(
 
 
 def _task_options(resources: Resources, profile: ClusterProfile, processes: int) -> dict[str, Any]:
+    cpus = cpus_of_process(resources, processes)
     if profile.launch == "torchrun":
-        return {
-            "ntasks-per-node": 1,
-            "cpus-per-task": (resources.cpus_per_process or 1) * processes,
-        }
-    return {"ntasks-per-node": processes, "cpus-per-task": resources.cpus_per_process}
+        return {"ntasks-per-node": 1, "cpus-per-task": cpus * processes}
+    given = resources.cpus_per_process is not None
+    return {"ntasks-per-node": processes, "cpus-per-task": cpus if given else None}
 
 
 def _gpu_option(resources: Resources, profile: ClusterProfile, processes: int) -> dict[str, Any]:
     request = profile.gpu_request
     if request in ("none", "implied"):
         return {}
-    per_task = processes if profile.launch == "torchrun" else 1
-    counts = {"gpus": processes * resources.nodes, "gpus-per-task": per_task}
-    count = counts.get(request, processes)
+    tasks = 1 if profile.launch == "torchrun" else processes
+    gpus = processes * gpus_per_process(resources, processes)
+    counts = {"gpus": gpus * resources.nodes, "gpus-per-task": gpus // tasks}
+    count = counts.get(request, gpus)
     kind = f"{profile.gpu_type}:" if profile.gpu_type else ""
     if request == "gres":
         return {request: f"gpu:{kind}{count}"}

@@ -1,5 +1,6 @@
 """From what a user typed to a resolved configuration and profile. Sends nothing, writes nothing."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 from hpcddp.cluster.profile import CLUSTER_VARIABLE, ClusterProfile, choose_profile, settle
 from hpcddp.cluster.profile_file import read_merged
-from hpcddp.config.batch import plan_batches
+from hpcddp.config.batch import check_processes, plan_batches
 from hpcddp.config.files import find_config, find_job
 from hpcddp.config.load import (
     Layer,
@@ -77,8 +78,13 @@ def settled_profile(
 ) -> ClusterProfile:
     """The profile for what the layers above it ask for: their nodes, queue, GPUs ..."""
     merged = read_merged(choose_profile(name, environ), environ)
-    general = settle(merged, Resources(), environ).general_layer
-    return settle(merged, resolve((general, *above)).config.resources, environ)
+    general = settle(merged, Resources(), environ)
+    resolved = resolve((general.general_layer, *above))
+    asked = resolved.config.resources
+    nodes = general.defaults.get("resources", {}).get("nodes")
+    if nodes and "resources.nodes" not in resolved.sources:
+        asked = dataclasses.replace(asked, nodes=nodes)
+    return settle(merged, asked, environ)
 
 
 def _without_other_memory(layer: Layer, above: Sequence[Layer]) -> Layer:
@@ -91,7 +97,8 @@ def _without_other_memory(layer: Layer, above: Sequence[Layer]) -> Layer:
 
 
 def processes_per_node(config: RunConfig, profile: ClusterProfile) -> int:
-    """One process per GPU; on profiles without GPUs what the configuration says.
+    """One process per GPU, but for train.replicas=dp, where one drives all GPUs of its node; on
+    profiles without GPUs what the configuration says.
 
     Raises ConfigError where the two ways of saying it contradict each other.
     """
@@ -108,6 +115,8 @@ def processes_per_node(config: RunConfig, profile: ClusterProfile) -> int:
             f"Profile `{profile.name}` starts one process per GPU and gpus_per_node is {gpus}. "
             "Use --gpus-per-node N, or --cluster generic-cpu."
         )
+    if config.train.replicas == "dp" and not config.command:
+        return processes or 1
     if processes not in (None, gpus):
         raise ConfigError(
             f"processes_per_node={processes} with gpus_per_node={gpus}: one process drives one "
@@ -131,11 +140,7 @@ def check_sizes(config: RunConfig, profile: ClusterProfile) -> None:
     plan_batches(
         global_batch=train.global_batch, micro_batch=train.micro_batch, world_size=processes
     )
-    if train.replicas == "single" and processes > 1:
-        raise ConfigError(
-            f"train.replicas=single runs in one process, but {processes} were asked for. "
-            "Use train.replicas=ddp, or one node with one process."
-        )
+    check_processes(train.replicas, processes)
 
 
 def _job_name(request: Request, job: Layer) -> str:

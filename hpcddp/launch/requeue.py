@@ -8,7 +8,6 @@ import argparse
 import dataclasses
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from hpcddp.errors import HpcddpError, SubmissionFailed
 from hpcddp.launch.decision import Decision, Ending, Event, decide
 from hpcddp.launch.history import since_sent
 from hpcddp.launch.last_words import first_exit, has_run_out_of_memory, words_of_attempt
+from hpcddp.launch.slurm_tool import tell
 from hpcddp.launch.stop_reason import StopReason, ask_stop_reason, settle_reason
 from hpcddp.run_dir import RunDir
 
@@ -42,8 +42,11 @@ def finish_attempt(
     is_newer = _is_superseded(events, attempt, environ)
     if is_newer or (terminated and _has_decided(events, attempt)):
         return exit_code
-    ending = _ending(run_dir, exit_code, attempt, why, is_own_program=bool(config.command))
-    ending = dataclasses.replace(ending, terminated=terminated)
+    ending = dataclasses.replace(
+        _ending(run_dir, exit_code, attempt, is_own_program=bool(config.command)),
+        why=why,
+        terminated=terminated,
+    )
     decision = decide(ending, events, config.requeue)
     _record(run_dir, decision, ending, events)
     if decision.event == "requeued" and why is not StopReason.REQUEUED:
@@ -65,17 +68,14 @@ def _has_decided(events: Sequence[Event], attempt: int) -> bool:
     return any(event["event"] == "requeued" for event in own)
 
 
-def _ending(
-    run_dir: RunDir, exit_code: int, attempt: int, why: StopReason, *, is_own_program: bool
-) -> Ending:
-    """All that is known of the end; srun's own words tell what its exit code hides."""
+def _ending(run_dir: RunDir, exit_code: int, attempt: int, *, is_own_program: bool) -> Ending:
+    """The end as this host saw it; srun's own words tell what its exit code hides."""
     words = words_of_attempt(run_dir, attempt)
     first = first_exit(words) if is_own_program and exit_code else None
     code, culprit = first or (exit_code, "")
     return Ending(
         code,
         attempt,
-        why,
         out_of_memory=exit_code == 128 + signal.SIGKILL and has_run_out_of_memory(words),
         culprit=culprit,
         is_own_program=is_own_program,
@@ -108,7 +108,9 @@ def _start_again(run_dir: RunDir, decision: Decision, environ: Mapping[str, str]
     target = requeue_target(environ)
     refusal = _requeue(target) and _send_anew(run_dir)
     if refusal:
-        run_dir.append_event("failed", reason=f"Slurm refused to requeue: {refusal}", exit_code=1)
+        run_dir.append_event(
+            "failed", reason=f"Slurm refused to requeue: {refusal}", exit_code=EXIT_FAILED
+        )
         print(f"hpcddp: cannot requeue {target}: {refusal}", file=sys.stderr)
     return decision.exit_code
 
@@ -139,14 +141,7 @@ def _send_anew(run_dir: RunDir) -> str | None:
 
 
 def _scontrol(words: Sequence[str]) -> str | None:
-    """Run scontrol; None when it worked, else its words."""
-    try:
-        answer = subprocess.run(
-            ["scontrol", *words], capture_output=True, text=True, timeout=_SCONTROL_TIMEOUT_S
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    return None if answer.returncode == 0 else (answer.stderr or answer.stdout).strip()
+    return tell(["scontrol", *words], _SCONTROL_TIMEOUT_S)
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -165,7 +160,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return finish_attempt(run_dir, code, os.environ, terminated=typed.terminated)
     except (HpcddpError, OSError) as error:
         print(f"hpcddp: {error}", file=sys.stderr)
-        return EXIT_FAILED if typed.exit_code == EXIT_AGAIN else typed.exit_code
+        return EXIT_FAILED if code == EXIT_AGAIN else code
 
 
 if __name__ == "__main__":

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 from hpcddp.cluster.profile import load_profile
-from hpcddp.config.load import Layer, command_line_layer, resolve
-from hpcddp.config.write import config_text
-from hpcddp.config.yaml_text import load_yaml_mapping
+from hpcddp.config.load import command_line_layer
+from hpcddp.config.write import config_text, read_resolved
 from hpcddp.errors import HpcddpError
 from hpcddp.launch.request import ResolvedRequest
 from hpcddp.launch.submission import Submission, prepare_in, send_job
@@ -79,7 +78,6 @@ def _refuse_living(status: RunStatus) -> None:
 def _prepare_again(
     run_dir: RunDir, overrides: Sequence[str], environ: Mapping[str, str]
 ) -> Submission:
-    kept = Layer("earlier", load_yaml_mapping(run_dir.config))
-    resolved = resolve([kept, command_line_layer(overrides)])
+    resolved = read_resolved(run_dir, command_line_layer(overrides))
     profile = load_profile(resolved.config.cluster, environ, resolved.config.resources)
     return prepare_in(ResolvedRequest(resolved, profile, run_dir.name), run_dir)

@@ -16,6 +16,7 @@ from hpcddp.cluster.profile import ClusterProfile
 from hpcddp.cluster.profile_schema import EnvSetting
 from hpcddp.config.schema import Resources
 from hpcddp.errors import ConfigError
+from hpcddp.launch.sizes import cpus_of_process
 from hpcddp.run_dir import RunDir
 
 _OWNED = {"kill-on-bad-exit", "cpus-per-task", "output", "error", "open-mode", "export"}
@@ -58,7 +59,7 @@ def srun_options(
     """The options of srun in the order of the script; None is one that was taken out."""
     extra = {long_name(key): value for key, value in resources.srun.items()}
     check_extra("resources.srun", extra, dict.fromkeys(_OWNED, "it follows from the resources"))
-    cpus = resources.cpus_per_process or 1
+    cpus = cpus_of_process(resources, processes)
     per_node = {"ntasks-per-node": 1} if profile.launch == "torchrun" else {}
     return {
         "kill-on-bad-exit": 1,

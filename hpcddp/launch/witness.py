@@ -48,7 +48,7 @@ def _record_launch(layout: ProcessLayout, run_dir: RunDir, environ: Mapping[str,
     run_dir.append_event(
         "launched",
         attempt=layout.attempt,
-        job_id=layout.requeue_target or layout.job_key,
+        job_id=layout.job_id,
         restart_count=layout.restart_count,
         **fields,
     )

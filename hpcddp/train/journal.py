@@ -102,8 +102,7 @@ class Journal:
 
     def _event(self, kind: str, **fields: Any) -> None:  # noqa: ANN401
         if self._layout.is_main:
-            job_id = self._layout.requeue_target or self._layout.job_key
-            place = {"attempt": self._layout.attempt, "job_id": job_id}
+            place = {"attempt": self._layout.attempt, "job_id": self._layout.job_id}
             with _survive_a_full_disk():
                 self._run_dir.append_event(kind, **place, **fields)
 

@@ -134,7 +134,7 @@ def take_over(owner: Ownership, run_dir: RunDir) -> None:
 
 def _record_of(layout: ProcessLayout) -> dict[str, Any]:
     return {
-        "job": layout.requeue_target or layout.job_key,
+        "job": layout.job_id,
         "launcher": layout.launcher,
         "attempt": layout.attempt,
         "restart_count": layout.restart_count,

@@ -55,8 +55,8 @@ def open_ranks(layout: ProcessLayout, device: torch.device, timeout_s: float) ->
     """
     if layout.world_size == 1:
         return LoneProcess()
-    if layout.launcher == "torchrun":
-        place: dict[str, Any] = {"init_method": "env://"}  # its agent keeps the store
+    if layout.has_store:
+        place: dict[str, Any] = {"init_method": "env://"}
     else:
         place = {"store": meet(layout, timeout_s)}
     dist.init_process_group(

@@ -11,9 +11,13 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hpcddp.config.batch import check_processes
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.config.schema import RunConfig
 from hpcddp.errors import ConfigError
+from hpcddp.train.data_parallel import ThreadedDataParallel
+
+_CPU_REPLICAS = 2
 
 
 class Replicas(Protocol):
@@ -66,18 +70,47 @@ class DdpReplicas:
         return self._ddp.no_sync()
 
 
+class DataParallelReplicas:
+    """One process for all devices of a node: torch.nn.DataParallel, or the same on CPU threads.
+
+    Every backward leaves the whole gradient on the first device, so there is nothing to skip.
+    """
+
+    def __init__(self, model: nn.Module, num_devices: int | None) -> None:
+        device = next(model.parameters()).device
+        self.module = model
+        self._parallel: nn.Module
+        if device.type == "cuda":
+            indices = range(torch.cuda.device_count() if num_devices is None else num_devices)
+            self._parallel = nn.DataParallel(model, device_ids=[*indices], output_device=device)
+        else:
+            self._parallel = ThreadedDataParallel(model, num_devices or _CPU_REPLICAS)
+
+    def __call__(self, images_nchw: torch.Tensor) -> torch.Tensor:
+        return self._parallel(images_nchw)
+
+    def skip_sync(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
 def check_replicas(config: RunConfig, layout: ProcessLayout) -> None:
     """Raise ConfigError when this kind of replication cannot fill the job."""
-    if config.train.replicas == "single" and layout.world_size > 1:
+    check_processes(config.train.replicas, layout.world_size)
+    if config.train.replicas == "dp" and layout.device_index is not None:
+        _check_devices(config.train.dp_devices, torch.cuda.device_count())
+
+
+def _check_devices(wanted: int | None, there: int) -> None:
+    if (wanted or 1) > there:
         raise ConfigError(
-            f"train.replicas=single trains one process, and this job has {layout.world_size}. "
-            "Use train.replicas=ddp, or ask for one node and one process."
+            f"train.dp_devices={wanted}, and this process sees {there} GPUs. Ask for one task with "
+            f"all GPUs of the node (--gpus-per-node {wanted}), or fewer devices."
         )
 
 
 def build_replicas(model: nn.Module, config: RunConfig, layout: ProcessLayout) -> Replicas:
     """The replicas that `train.replicas` names; DDP alone in a job is the model itself."""
-    if layout.world_size == 1:
+    if layout.world_size == 1 and config.train.replicas != "dp":
         return SingleReplica(model)
     return _BUILDERS[config.train.replicas](model, config)
 
@@ -90,4 +123,11 @@ def _build_ddp(model: nn.Module, config: RunConfig) -> Replicas:
     )
 
 
-_BUILDERS: dict[str, Callable[[nn.Module, RunConfig], Replicas]] = {"ddp": _build_ddp}
+def _build_dp(model: nn.Module, config: RunConfig) -> Replicas:
+    return DataParallelReplicas(model, config.train.dp_devices)
+
+
+_BUILDERS: dict[str, Callable[[nn.Module, RunConfig], Replicas]] = {
+    "ddp": _build_ddp,
+    "dp": _build_dp,
+}

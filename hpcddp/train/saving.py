@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hpcddp.checkpoint_dir import CheckpointError, CheckpointInfo
-from hpcddp.checkpoint_kept import Best, read_best, write_best
+from hpcddp.checkpoint_dir import CheckpointError, CheckpointInfo, checkpoint_path
+from hpcddp.checkpoint_kept import Best, read_best, thin_out, write_best
 from hpcddp.errors import HpcddpError
 from hpcddp.train.background import Background
 from hpcddp.train.cadence import Cadence
@@ -136,7 +136,7 @@ class Saver:
             self.journal.not_saved(step, repr(error))
 
     def _mark(self, best: Best) -> None:
-        """Its checkpoint is on disk: from here on it stays until a better one is there."""
+        """Its checkpoint is on disk: from here on it stays, and the best before it need not."""
         if self.owner is not None:
             self.owner.check()
         try:
@@ -144,6 +144,8 @@ class Saver:
         except OSError as error:
             _log.warning("Step %d cannot be marked as the best: %s", best.step, error)
             return
+        newest = CheckpointInfo(checkpoint_path(self.folder, best.step), best.step)
+        thin_out(self.folder, newest, self.retention.keep_last, self.retention.keep_every_steps)
         _log.info("step %d is the best so far; its checkpoint stays", best.step)
 
     def _store(self, step: int, snapshot: Mapping[str, Any]) -> tuple[CheckpointInfo, float]:

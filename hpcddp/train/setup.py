@@ -11,7 +11,6 @@ from hpcddp.config.schema import RunConfig
 from hpcddp.data.datasets import Batch
 from hpcddp.data.stream import eval_batches, train_batches
 from hpcddp.run_dir import RunDir
-from hpcddp.stop_flag import ignore_stop_signals
 from hpcddp.train.cadence import build_cadence
 from hpcddp.train.checkpoint import Retention
 from hpcddp.train.ema import WeightAverage
@@ -137,7 +136,6 @@ def _build_feed(task: Task, to_device: ToDevice, start_step: int) -> Feed:
         start_step=start_step,
         augment=task.config.data.augment,
         workers=task.config.data.workers,
-        worker_init=ignore_stop_signals,
         pin_memory=to_device.device.type == "cuda",
     )
     return Feed(batches, to_device)
@@ -151,7 +149,6 @@ def _build_eval_task(task: Task, to_device: ToDevice, forward: Forward) -> EvalT
         world_size=plan.world_size,
         micro_batch=plan.micro_batch,
         workers=task.config.data.workers,
-        worker_init=ignore_stop_signals,
         pin_memory=to_device.device.type == "cuda",
     )
     batches_at_most = most_batches(len(task.test_set), plan.world_size, plan.micro_batch)

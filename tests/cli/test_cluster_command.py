@@ -48,6 +48,10 @@ def test_show_tells_queues_limits_gaps_and_sources(cluster):
     text = cluster("show", "mila").stdout
     for part in ("long*", "partition=main-grace", "notice 120 s", "left open", "docs.mila.quebec"):
         assert part in text
+    assert "8 x H200 141 GB, x86_64" in cluster("show", "delta").stdout
+    isambard = cluster("show", "isambard-ai").stdout
+    assert "163 GB/s bus bandwidth" in isambard
+    assert "4 x GH200, 288 cores, aarch64" in isambard
     record = document(cluster("show", "frontier", "--json"))
     assert record["queues"]["batch"]["limits"]["time_by_nodes"]["91"] == "02:00:00"
     assert record["origins"]["env.NCCL_CROSS_NIC"] == "frontier"

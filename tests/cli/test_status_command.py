@@ -77,7 +77,7 @@ def test_a_run_of_somebody_else_does_not_hide_the_others(root, monkeypatch):
     def refuses_theirs(path, mode):
         return theirs not in (path, *path.parents) and allows(path, mode)
 
-    monkeypatch.setattr("hpcddp.launch.watch.status.os.access", refuses_theirs)
+    monkeypatch.setattr(os, "access", refuses_theirs)
     assert [line.split()[0] for line in shown().splitlines()] == ["RUN", "mine"]
 
 
@@ -92,7 +92,7 @@ FIELDS = [
     "event", "time", "attempt", "job_id", "launcher", "host", "hosts", "reason", "exit_code",
     "error", "step", "loss", "epoch", "accuracy", "images_per_s", "max_steps", "global_rank",
     "world_size", "signal_time", "end_time", "began", "last_step", "nodes", "bytes", "seconds",
-    "suspected_ranks", "again", "failure", "by",
+    "stall_s", "suspected_ranks", "again", "failure", "by",
 ]  # fmt: skip
 KINDS = [
     "submitted", "launched", "started", "resumed", "first_step", "checkpoint", "signal", "stopped",

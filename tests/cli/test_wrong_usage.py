@@ -31,7 +31,7 @@ def hpcddp(tmp_path, monkeypatch, capfd):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--cluster", ""], "No clusters configuration"),  # --cluster "$NOT_SET"
+        (["--cluster", ""], "No cluster profile"),  # --cluster "$NOT_SET"
         ([""], "No job file ``"),
         (["folder"], "`folder` is a folder"),
         (["x" * 300], "File name too long"),

@@ -174,6 +174,8 @@ def test_without_internet_libraries_are_told_to_work_offline(site):
         ("nodes: {a: {when: {nodes: '2'}}}", "`when` belongs into a block of `variants`"),
         ("node: {gpus: four}", "node.gpus needs a whole number"),
         ("node: {gpu: 4}", 'node.gpu must be text; quote it: "4"'),
+        ("variants: {v: {when: {nodes: two}}}", 'use "1", or "2+"'),
+        ("limits: {time_by_nodes: {few: '1'}}", "`few` is no number of nodes"),
         ("internet: false", "use one of"),
         ("modules: load x", "modules needs a list"),
         ("sbatch: {hint: {value: x}}", "`why` is missing"),

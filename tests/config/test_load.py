@@ -15,7 +15,7 @@ from hpcddp.config.load import (
     type_at,
 )
 from hpcddp.config.schema import RunConfig, value_at
-from hpcddp.config.write import config_text, read_config
+from hpcddp.config.write import config_text, read_config, read_resolved
 from hpcddp.config.yaml_text import parse_yaml
 from hpcddp.errors import ConfigError
 from hpcddp.run_dir import RunDir
@@ -137,9 +137,22 @@ def test_config_text_reads_back_equal_and_names_every_source(tmp_path):
     assert read_config(run_dir) == resolved.config
     assert "# command line" in text
     assert "# base.yaml" in text
-    for key in all_keys():
-        last = key.split(".")[-1]
-        assert any(f"{last}: " in line and "  # " in line for line in text.splitlines()), key
+    again = read_resolved(run_dir, Layer("later", {"optim": {"lr": 0.5}}))
+    expected = dict.fromkeys(all_keys(), "default") | resolved.sources | {"optim.lr": "later"}
+    assert again.sources == expected
+
+
+def test_a_line_that_somebody_wrote_into_config_yaml_is_the_files_own(tmp_path):
+    run_dir = RunDir(tmp_path)
+    text = config_text(resolve_words("train.seed=3", "log.every_steps=5"))
+    edited = text.replace("  seed: 3  # command line", "  seed: 4")
+    run_dir.config.write_text(edited, encoding="utf-8")
+    sources = read_resolved(run_dir).sources
+    assert sources["train.seed"] == str(run_dir.config)
+    assert (sources["train.max_epochs"], sources["log.every_steps"]) == (
+        "base.yaml",
+        "command line",
+    )
 
 
 # Words that some reader of YAML or of OmegaConf takes for a number, a reference or nothing.

@@ -47,11 +47,6 @@ class Indices:
         return torch.from_numpy(rows[:, :1].astype(np.uint8)), torch.from_numpy(rows[:, 1].copy())
 
 
-def ignore_stop_signals(worker_id):
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-
-
 def digest(batches, count):
     summary = hashlib.sha256()
     for images, labels in itertools.islice(batches, count):
@@ -206,8 +201,7 @@ def wait_for(condition, limit_s=30):
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("worker_init", [None, ignore_stop_signals])
-def test_workers_do_not_hear_stop_signals_from_their_first_moment_on(worker_init):
+def test_workers_do_not_hear_stop_signals_from_their_first_moment_on():
     expected = digest(stream(augment="crop_flip"), 60)
     done, shots = threading.Event(), set()
 
@@ -222,9 +216,7 @@ def test_workers_do_not_hear_stop_signals_from_their_first_moment_on(worker_init
     shooter = threading.Thread(target=shoot)
     shooter.start()
     try:
-        assert (
-            digest(stream(augment="crop_flip", workers=2, worker_init=worker_init), 60) == expected
-        )
+        assert digest(stream(augment="crop_flip", workers=2), 60) == expected
     finally:
         done.set()
         shooter.join()
@@ -243,7 +235,7 @@ def test_an_error_while_reading_keeps_its_kind_and_words(workers):
 
 
 def test_workers_end_with_their_stream():
-    batches = stream(workers=2, worker_init=ignore_stop_signals)
+    batches = stream(workers=2)
     next(batches)
     wait_for(lambda: len(loader_workers()) == 2)  # the first batch may come before the second
     del batches
@@ -253,14 +245,14 @@ def test_workers_end_with_their_stream():
 PROGRAM = """
     import builtins, os, signal, sys, psutil
     sys.path.insert(0, {tests!r})
-    from test_stream import Broken, HpcddpError, ignore_stop_signals, stream
+    from test_stream import Broken, HpcddpError, stream
 
     if __name__ == "__main__":
-        batches = stream(workers=2, worker_init=ignore_stop_signals)
+        batches = stream(workers=2)
         next(batches)
         builtins.kept_for_ever = batches
         try:
-            next(stream(dataset=Broken(5), workers=1, worker_init=ignore_stop_signals))
+            next(stream(dataset=Broken(5), workers=1))
         except HpcddpError as error:
             builtins.kept_too = error  # and with it, in its traceback, the loader
         print(*(child.pid for child in psutil.Process().children(recursive=True)), flush=True)

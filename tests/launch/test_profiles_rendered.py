@@ -22,7 +22,11 @@ from hpcddp.run_dir import RunDir
 
 GOLDEN = Path(__file__).parent / "golden" / "profiles"
 HERE = {"HOME": "/nowhere"}
-NAMES = sorted(path.stem for path in (shipped_dir("configs") / "clusters").glob("*.yaml"))
+NAMES = sorted(
+    path.stem
+    for path in (shipped_dir("configs") / "clusters").glob("*.yaml")
+    if "." not in path.stem
+)
 CASES = [(name, nodes) for name in NAMES for nodes in (1, 2)]
 RESOURCES = ("resources.project=proj",)
 # Where the profile cannot know it: what somebody has to type.

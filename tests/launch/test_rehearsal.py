@@ -1,14 +1,16 @@
 """A rehearsal sees what two runs have shown, and says no where a job would lose work."""
 
 import json
+import os
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
 
 from hpcddp.config.load import Layer, resolve
-from hpcddp.launch.rehearsal import report
+from hpcddp.launch.rehearsal import _stopped_at, report
 from hpcddp.run_dir import RunDir
 from hpcddp.train.checkpoint import save_checkpoint
 
@@ -55,6 +57,31 @@ def test_a_program_of_ones_own_cannot_be_rehearsed(quick):
     assert done.returncode == 2
     assert "-- COMMAND" in done.stderr
     assert not (quick / "runs").exists()
+
+
+def test_a_signal_that_cannot_be_sent_is_said(quick, monkeypatch):
+    scancel = quick / "bin" / "scancel"
+    scancel.parent.mkdir()
+    scancel.write_text("#!/bin/sh\necho 'error: Invalid job id' >&2; exit 1\n")
+    scancel.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{scancel.parent}:{os.environ['PATH']}")
+    run_dir = RunDir(quick)
+    run_dir.metrics.write_text('{"step": 3}\n')
+    with _stopped_at(run_dir, 3, "slurm", "7") as refusals:
+        wait_until(lambda: refusals)
+    with _stopped_at(run_dir, 3, "local", "local-7") as more:
+        wait_until(lambda: more)
+    assert [*refusals, *more] == [
+        "SIGTERM was not sent: error: Invalid job id",
+        "SIGTERM was not sent: no process was running",
+    ]
+
+
+def wait_until(is_true):
+    deadline = time.monotonic() + 30
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def ended_run(path, *events, weight=1.0):

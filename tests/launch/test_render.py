@@ -19,6 +19,7 @@ GOLDEN = Path(__file__).parent / "golden"
 CASES = {
     "generic_2n_4g": ("generic", ["resources.nodes=2", "resources.gpus_per_node=4"]),
     "generic_1n": ("generic", []),
+    "generic_dp_4g": ("generic", ["resources.gpus_per_node=4", "train.replicas=dp"]),
     "generic_cpu_2n": ("generic-cpu", ["resources.nodes=2", "resources.processes_per_node=3"]),
     "testcluster_2n": ("testcluster", ["resources.nodes=2"]),
     "local_2n": ("local", ["resources.nodes=2"]),

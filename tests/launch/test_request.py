@@ -72,11 +72,19 @@ def test_one_process_per_gpu(workplace):
     assert world_size(answer.config, answer.profile) == 8
 
 
+def test_one_process_for_all_gpus_of_a_node(workplace):
+    request = Request(None, "generic", {"gpus_per_node": 4}, ("train.replicas=dp",))
+    answer = resolve_request(request, {})
+    assert world_size(answer.config, answer.profile) == 1
+
+
 @pytest.mark.parametrize(
     ("overrides", "must_say"),
     [
         (("train.global_batch=100",), "train.global_batch to 96 or 104"),
         (("train.replicas=single",), "train.replicas=ddp"),
+        (("train.replicas=dp",), "all devices of one node"),
+        (("train.replicas=dp", "resources.nodes=1", "resources.processes_per_node=2"), "one node"),
     ],
 )
 def test_sizes_that_do_not_fit_fail_before_the_queue(workplace, overrides, must_say):

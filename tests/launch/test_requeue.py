@@ -324,6 +324,22 @@ def test_a_program_that_fails_in_one_task_is_not_revived_for_the_75_of_the_other
     assert own_run.read_events()[-1]["event"] == "failed"
 
 
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("srun: error: gpu-01: task 0: Out Of Memory", "out of memory, exit code 137"),
+        ("slurmstepd: error: Detected 1 oom_kill event in StepId=7.0.", "out of memory, exit"),
+        ("slurmstepd: error: killed by the cgroup out-of-memory handler.", "out of memory, exit"),
+        ("srun: error: gpu-01: task 0: Killed", "exit code 137"),
+        ("loaded module bloom-killer, with room to spare", "exit code 137"),
+    ],
+)
+def test_a_kill_for_want_of_memory_is_told_from_other_kills(own_run, said, reason):
+    srun_said(own_run, 0, said)
+    finish_attempt(own_run, 137, {})
+    assert own_run.read_events()[-1]["reason"].startswith(reason)
+
+
 def test_a_finished_run_is_recorded_once(run_dir):
     run_dir.append_event("finished", step=1)
     assert finish_attempt(run_dir, 0, {}) == 0

@@ -25,7 +25,8 @@ def asked(workplace):
         folder = workplace / "configs" / "clusters"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "site.yaml").write_text(f"description: d\n{text}\n")
-        request = Request(cluster="site", resources={"nodes": nodes, **resources}, overrides=words)
+        resources |= {"nodes": nodes} if nodes else {}
+        request = Request(cluster="site", resources=resources, overrides=words)
         return resolve_request(request, {"HOME": str(workplace), **(environ or {})})
 
     return resolve
@@ -118,7 +119,8 @@ LIMITS = (
         (2, ["resources.time=180"], ["--time 180", "02:00:00"]),
         (2, ["resources.time=5"], ["00:10:00 is needed"]),
         (2, ["resources.gpus_per_node=8"], ["a node has 4"]),
-        (2, ["resources.cpus_per_process=16"], ["= 64", "at most 32", "cpus_per_process=8"]),
+        (1, ["train.replicas=dp", "resources.cpus_per_process=16"], ["at least 2", "makes 64"]),
+        (2, ["resources.cpus_per_process=16"], ["makes 64", "at most 32", "use 8"]),
     ],
 )
 def test_what_is_beyond_the_limits_is_said_before_the_queue(asked, nodes, words, must_say):
@@ -242,6 +244,7 @@ def test_processes_go_into_a_container_in_the_way_of_the_site(asked, container, 
     text = GPUS + f"container: {container}\nenv: {{NCCL_X: {{value: '1', why: some reason}}}}"
     script = script_of(asked(text, "resources.container=img.sif"))
     assert all(part in script for part in texts)
+    assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
     assert "img.sif" not in script_of(asked(text))
 
 
@@ -285,6 +288,18 @@ def test_an_interface_is_passed_on_unless_the_user_has_chosen(asked):
     for before, after in (("", "ib*"), ("export HPCDDP_INTERFACE=eth1;", "eth1")):
         words = ["bash", "-c", f'{before}{line}; printf %s "$HPCDDP_INTERFACE"']
         assert subprocess.run(words, capture_output=True, text=True).stdout == after
+
+
+def test_nodes_that_the_personal_file_asks_for_count_for_the_variants(workplace, asked):
+    own = workplace / ".config/hpcddp/clusters"
+    own.mkdir(parents=True)
+    (own / "site.local.yaml").write_text("defaults: {resources: {nodes: 2}}\n")
+    text = GPUS + "variants: {many: {when: {nodes: '2+'}}}"
+    assert asked(text).profile.variants_on == ("many",)
+    by_default = asked(text, nodes=None)
+    assert by_default.config.resources.nodes == 2
+    assert by_default.profile.variants_on == ("many",)
+    assert asked(text, nodes=1).profile.variants_on == ()
 
 
 def test_the_queue_and_its_resources_are_kept_for_a_resumed_run(asked):

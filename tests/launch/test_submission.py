@@ -245,14 +245,17 @@ def squeue_line(job_id, state):
 
 
 @pytest.mark.parametrize(
-    ("event", "cluster", "said"),
+    ("event", "words", "said"),
     [
-        ("failed", "generic", "would never start"),
-        ("cancelled", "generic", "would never start"),
-        ("started", "local", "only Slurm can let one job wait"),
+        ("failed", ["generic"], "might never end"),
+        ("cancelled", ["generic"], "might never end"),
+        ("started", ["local"], "only Slurm can let one job wait"),
+        ("started", ["generic", "resources.sbatch.dependency=after:1"], "add afterok:38 there"),
     ],
 )
-def test_afterok_refuses_a_wait_without_an_end(fake_sbatch, event, cluster, said):
+def test_afterok_refuses_what_would_not_wait_for_the_end_of_the_run(
+    fake_sbatch, event, words, said
+):
     before = RunDir(fake_sbatch / "runs" / "before")
     before.path.mkdir(parents=True)
     before.append_event("submitted", launcher="slurm", job_id="38")
@@ -262,7 +265,7 @@ def test_afterok_refuses_a_wait_without_an_end(fake_sbatch, event, cluster, said
     )
     (fake_sbatch / "bin" / "squeue").chmod(0o755)
     with pytest.raises(HpcddpError, match=said):
-        hpcddp("submit", "--cluster", cluster, "--name", "r", "--afterok", "before")
+        hpcddp("submit", "--name", "r", "--afterok", "before", "--cluster", *words)
     assert not (fake_sbatch / "runs" / "r").exists()
 
 

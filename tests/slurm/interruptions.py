@@ -13,7 +13,7 @@ from hpcddp.checkpoint_dir import list_checkpoints
 MAIN = "main"
 # Each step up to which an attempt may run on before it is interrupted takes some 0.2 s.
 _MOST_STEPS_BEFORE = 6
-_START_S, _REQUEUE_S = 120, 90
+_START_S, _REQUEUE_S = 120, 240
 
 
 class Victim:
@@ -153,9 +153,9 @@ class TornCheckpoint(KilledRank):
 
 
 class TimeLimit(Interruption):
-    """Slurm warns ahead of the limit and the run leaves; takes the better part of a minute."""
+    """Slurm warns 120 s ahead of the limit, or up to a minute earlier, and the run leaves."""
 
-    minutes = 2
+    minutes, comes_early = 3, True
 
     def befall(self, victim):
         """Nothing is to be done but to wait."""

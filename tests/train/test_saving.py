@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from train_ranks import events_of, kinds_of, small_config, train_on
 
+from hpcddp.checkpoint_dir import list_checkpoints
 from hpcddp.checkpoint_kept import Best, read_best
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.run_dir import RunDir
@@ -188,6 +189,15 @@ def test_only_a_state_that_is_on_disk_becomes_the_best(saver, state, monkeypatch
     saver._writer.wait()
     best = read_best(saver.folder)
     assert (best and best.step) == marked
+
+
+def test_the_best_before_goes_as_soon_as_another_is_best(saver, state):
+    saver.keep_best, saver.retention = True, Retention(keep_last=1)
+    for accuracy in (0.5, 0.6):
+        advance(state)
+        saver.save_if_best(state, Best(state.step, accuracy, 1.0))
+    saver._writer.wait()
+    assert [info.step for info in list_checkpoints(saver.folder)] == [3]
 
 
 def test_an_error_nobody_thought_of_is_reported_too(saver, state, monkeypatch, caplog):

@@ -143,7 +143,7 @@ def test_in_the_loader_and_its_workers_go_on(tmp_path):
     assert stopped_step(tmp_path) == 1
 
 
-def test_in_an_evaluation_which_the_next_start_makes_up_for(tmp_path):
+def test_in_an_evaluation_which_then_reports_nothing(tmp_path):
     settings = ("train.eval_every_epochs=0.4", "data.synthetic_samples=60")  # after two steps
     assert stop_at(in_evaluation, tmp_path, *settings, victim=1) == [2]
     assert stopped_step(tmp_path) == 2

@@ -29,6 +29,24 @@ def test_ddp_follows_the_curve_of_one_process(alone, world_size, micro_batch, tm
     assert losses_of(tmp_path) == pytest.approx(alone, rel=1e-5)
 
 
+@pytest.mark.parametrize(("devices", "micro_batch"), [(2, 24), (3, 8)])
+def test_data_parallel_follows_the_curve_of_one_process(alone, devices, micro_batch, tmp_path):
+    words = ("train.replicas=dp", f"train.dp_devices={devices}", f"train.micro_batch={micro_batch}")
+    assert train_on(1, tmp_path, small_config(*NO_BATCH_NORM, *words)) == [0]
+    assert losses_of(tmp_path) == pytest.approx(alone, rel=1e-5)
+
+
+def test_a_run_may_change_its_mode_whenever_it_goes_on(alone, tmp_path):
+    words = {"single": (), "dp": ("train.dp_devices=3",), "ddp": ()}
+    for steps, (mode, more) in zip((2, 4, 6), words.items(), strict=True):
+        length = (f"train.max_steps={steps}", "optim.schedule=constant")
+        config = small_config(*NO_BATCH_NORM, f"train.replicas={mode}", *more, *length)
+        assert set(train_on(2 if mode == "ddp" else 1, tmp_path / "mixed", config)) == {0}
+    constant = small_config(*NO_BATCH_NORM, "optim.schedule=constant")
+    train_on(1, tmp_path / "one", constant)
+    assert losses_of(tmp_path / "mixed") == pytest.approx(losses_of(tmp_path / "one"), rel=1e-5)
+
+
 def test_the_curve_would_show_a_wrong_gradient(alone, tmp_path):
     """The bound above is far below what one percent more step length makes of the curve."""
     config = small_config(*NO_BATCH_NORM, "optim.lr=0.00505")

@@ -1,18 +1,13 @@
 """What each run is doing, as one frozen value. Asks no scheduler: it is told what that says."""
 
-import difflib
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED
-from hpcddp.errors import HpcddpError
 from hpcddp.launch.history import Record, RunHistory
 from hpcddp.launch.scheduler import JobInfo
 from hpcddp.launch.watch.attempts import Attempt, attempts_of
 from hpcddp.launch.watch.state import ENDED_STATES, Evidence, decide_state
-from hpcddp.run_dir import RunDir
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,34 +132,3 @@ def _end_time(events: Sequence[Record], job: JobInfo | None) -> float | None:
     """When the run told its end, else when its job ended."""
     word = _last_word(events) or {}
     return word.get("time", job.end_time if job else None)
-
-
-def list_runs(root: Path) -> list[RunDir]:
-    """All runs below `root`, by name: the folders with a configuration or an event log.
-
-    Folders that may not be read are somebody else's, in a root that several people share.
-    """
-    if not root.is_dir():
-        return []
-    return [run for run in map(RunDir, sorted(root.iterdir())) if _is_readable_run(run)]
-
-
-def _is_readable_run(run: RunDir) -> bool:
-    if not os.access(run.path, os.R_OK | os.X_OK) or not run.path.is_dir():
-        return False
-    there = [path for path in (run.events, run.config) if path.exists()]
-    return bool(there) and all(os.access(path, os.R_OK) for path in there)
-
-
-def find_run(root: Path, name: str) -> RunDir:
-    """The run of that name; HpcddpError names the nearest ones and where they were looked for."""
-    runs = {run_dir.name: run_dir for run_dir in list_runs(root)}
-    if name in runs:
-        return runs[name]
-    near = difflib.get_close_matches(name, runs, n=3, cutoff=0.4)
-    hint = f"Nearest: {', '.join(f'`{run}`' for run in near)}. " if near else ""
-    raise HpcddpError(
-        f"No run `{name}` in {root}. {hint}`python -m hpcddp status` lists all "
-        f"{len(runs)}; HPCDDP_RUNS_DIR names another folder.",
-        "unknown_run",
-    )

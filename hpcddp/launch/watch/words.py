@@ -28,6 +28,12 @@ def percent(fraction: float) -> str:
     return f"{100 * fraction:.2f} %"
 
 
+def count_text(number: int | None, noun: str) -> str:
+    """`1 node`, `2 processes`; `? nodes` where the number is not known."""
+    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{'?' if number is None else number} {noun if number == 1 else plural}"
+
+
 def reason_text(status: RunStatus) -> str:
     """The reason, with Slurm's estimate of the start where there is one."""
     if status.expected_start_time is None:
@@ -138,13 +144,15 @@ def event_line(event: Record) -> str:
 def _submitted(event: Record) -> str:
     return (
         f"submitted: job {event.get('job_id')} on cluster {event.get('cluster')}, "
-        f"{event.get('nodes')} nodes x {event.get('processes_per_node')} processes"
+        f"{count_text(event.get('nodes'), 'node')} x "
+        f"{count_text(event.get('processes_per_node'), 'process')}"
     )
 
 
 def _started(event: Record) -> str:
     hosts = ", ".join(event.get("hosts") or ["?"])
-    return f"attempt {event.get('attempt')} started: {event.get('world_size')} processes on {hosts}"
+    processes = count_text(event.get("world_size"), "process")
+    return f"attempt {event.get('attempt')} started: {processes} on {hosts}"
 
 
 def _checkpoint(event: Record) -> str:

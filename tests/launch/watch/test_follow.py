@@ -55,7 +55,7 @@ def test_a_finished_run_is_told_in_lines_with_its_accuracy_at_the_end(run_dir):
     code, text = followed(run_dir)
     assert code == 0
     for line in (
-        "submitted: job local-",
+        "on cluster local, 2 nodes x 1 process\n",
         "attempt 0 started: 2 processes on here, there",
         "step 10/20  epoch 0.50  loss 1.2500  312 images/s",
         "step 20/20  epoch 1.00  eval loss 0.1000  test accuracy 97.12 %",

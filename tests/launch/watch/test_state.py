@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hpcddp.errors import HpcddpError
 from hpcddp.launch.history import read_history
 from hpcddp.launch.scheduler import JobInfo
 from hpcddp.launch.watch.failure import exit_words
 from hpcddp.launch.watch.state import Evidence, decide_state, is_settled
-from hpcddp.launch.watch.status import RunStatus, find_run, list_runs, status_of
+from hpcddp.launch.watch.status import RunStatus, status_of
 from hpcddp.run_dir import RunDir
 
 CASES = yaml.safe_load(
@@ -181,25 +180,3 @@ def test_an_endless_error_is_cut_where_the_log_says_the_rest(tmp_path):
     reason = status(run_dir, JobInfo("38", "FAILED")).reason
     assert len(reason) < 400 + len(str(run_dir.path))
     assert "xxx…; see " in reason
-
-
-def test_runs_are_the_folders_with_a_configuration_or_events(tmp_path):
-    make_run(tmp_path, "submitted", name="b")
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "config.yaml").touch()
-    (tmp_path / "not-a-run").mkdir()
-    (tmp_path / "file").touch()
-    assert [run_dir.name for run_dir in list_runs(tmp_path)] == ["a", "b"]
-    assert list_runs(tmp_path / "missing") == []
-
-
-def test_an_unknown_run_is_answered_with_the_nearest_names_and_the_folder(tmp_path):
-    for name in ("resnet-a", "resnet-b", "other"):
-        make_run(tmp_path, "submitted", name=name)
-    assert find_run(tmp_path, "other").name == "other"
-    with pytest.raises(HpcddpError) as caught:
-        find_run(tmp_path, "resnet-c")
-    assert caught.value.code == "unknown_run"
-    assert all(word in caught.value.message for word in ("`resnet-a`", "`resnet-b`", str(tmp_path)))
-    with pytest.raises(HpcddpError):
-        find_run(tmp_path, "../" + tmp_path.name)

@@ -1,0 +1,20 @@
+"""Give Slurm an order by one of its tools. What Slurm says of jobs is `scheduler`'s business."""
+
+import subprocess
+from collections.abc import Sequence
+
+
+def tell(words: Sequence[str], timeout_s: float) -> str | None:
+    """Run `scancel ...` or `scontrol ...`; None when it worked, else what went wrong, never ""."""
+    tool = words[0]
+    try:
+        done = subprocess.run(
+            words, capture_output=True, text=True, errors="replace", timeout=timeout_s
+        )
+    except subprocess.TimeoutExpired:
+        return f"{tool} gave no answer within {timeout_s:.0f} s"
+    except OSError as error:
+        return f"{tool} cannot be run: {error.strerror}"
+    if done.returncode == 0:
+        return None
+    return (done.stderr or done.stdout).strip() or f"{tool} exited with {done.returncode}"

@@ -1,0 +1,60 @@
+"""All processes that a user starts himself agree on one run, and on its settings."""
+
+import json
+
+import pytest
+
+from hpcddp.errors import ConfigError, HpcddpError
+from hpcddp.launch import direct
+from hpcddp.launch.direct import open_run
+from hpcddp.launch.request import Request
+
+SECOND_OF_TWO = {
+    "TORCHELASTIC_RUN_ID": "none", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+}  # fmt: skip
+FIRST_OF_TWO = SECOND_OF_TWO | {"RANK": "0", "LOCAL_RANK": "0"}
+TASK = {"SLURM_JOB_ID": "7", "HPCDDP_LAUNCHER": "single"}
+
+
+@pytest.mark.parametrize(
+    ("name", "environ", "expected"),
+    [
+        ("mine", {}, "mine"),
+        (None, TASK, "digits-7"),
+        (None, TASK | {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "2"}, "digits-5_2"),
+        (None, FIRST_OF_TWO | {"TORCHELASTIC_RUN_ID": "x1"}, "digits-x1"),
+    ],
+)
+def test_a_requeued_job_and_every_worker_find_the_same_name(workplace, name, environ, expected):
+    run_dir = open_run(Request(), name, environ)
+    assert run_dir.path == workplace / "runs" / expected
+    assert open_run(Request(), name, environ) == run_dir
+
+
+def test_processes_without_a_common_name_are_refused(workplace):
+    with pytest.raises(HpcddpError, match=r"no --rdzv-id. Add `--name RUN`"):
+        open_run(Request(), None, FIRST_OF_TWO)
+
+
+def test_the_main_process_writes_what_submit_would_have_written(workplace):
+    run_dir = open_run(Request(), "r", FIRST_OF_TWO)
+    assert json.loads(run_dir.code.read_text())["work_dir"] == str(workplace)
+    [event] = run_dir.read_events()
+    assert (event["event"], event["launcher"]) == ("submitted", "torchrun")
+    assert (event["nodes"], event["processes_per_node"]) == (1, 2)
+
+
+def test_another_start_must_have_the_same_settings(workplace):
+    open_run(Request(overrides=("optim.lr=0.1",)), "r", {})
+    with pytest.raises(ConfigError, match="exists with other settings"):
+        open_run(Request(overrides=("optim.lr=0.2",)), "r", {})
+
+
+def test_the_others_wait_for_the_main_process_and_say_where(workplace, monkeypatch):
+    monkeypatch.setattr(direct, "_WAIT_FOR_MAIN_S", 0.2)
+    with pytest.raises(ConfigError, match=r"config\.yaml did not appear.*HPCDDP_RUNS_DIR"):
+        open_run(Request(), "r", SECOND_OF_TWO)
+    assert not (workplace / "runs").exists()
+    first = open_run(Request(), "r", FIRST_OF_TWO)
+    assert open_run(Request(), "r", SECOND_OF_TWO) == first

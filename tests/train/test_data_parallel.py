@@ -1,0 +1,152 @@
+"""torch.nn.DataParallel's algorithm on CPU threads does what torch documents of DataParallel."""
+
+import pytest
+import torch
+from torch import nn
+
+from hpcddp.train.data_parallel import ThreadedDataParallel, scatter
+from hpcddp.train.replicas import DataParallelReplicas
+
+
+def model(*, norm=True):
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 4, 3), *([nn.BatchNorm2d(4)] if norm else []), nn.ReLU(), nn.Flatten()]
+    return nn.Sequential(*layers, nn.LazyLinear(5)).double()
+
+
+@pytest.fixture
+def images():
+    return torch.randn(12, 3, 6, 6, generator=torch.Generator().manual_seed(1)).double()
+
+
+def ready(made, images):
+    """Lazy layers know their shapes after one pass."""
+    with torch.no_grad():
+        made.eval()(images)
+    return made.train()
+
+
+@pytest.mark.parametrize(
+    ("images", "replicas", "sizes"),
+    [(9, 8, [2, 2, 2, 2, 1]), (8, 8, [1] * 8), (7, 2, [4, 3]), (3, 8, [1, 1, 1]), (4, 1, [4])],
+)
+def test_chunks_are_those_that_torch_makes(images, replicas, sizes):
+    assert [len(chunk) for chunk in scatter(torch.zeros(images, 1), replicas)] == sizes
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3, 5, 12, 20])
+def test_gradients_are_those_of_the_whole_batch_in_one_process(images, replicas):
+    alone, parallel = (ready(model(norm=False), images) for _ in range(2))
+    labels = torch.arange(12) % 5
+    nn.functional.cross_entropy(alone(images), labels).backward()
+    logits = ThreadedDataParallel(parallel, replicas)(images)
+    nn.functional.cross_entropy(logits, labels).backward()
+    assert torch.allclose(logits, alone(images), atol=1e-12)
+    for one, other in zip(alone.parameters(), parallel.parameters(), strict=True):
+        assert torch.allclose(one.grad, other.grad, atol=1e-12)
+
+
+def test_each_chunk_counts_by_its_images_in_the_mean_loss(images):
+    """Chunks of 5 and 4 of nine images; a mean of the chunks' means would be another number."""
+    made = ready(model(norm=False), images)
+    labels = torch.arange(9) % 5
+    loss = nn.functional.cross_entropy(ThreadedDataParallel(made, 2)(images[:9]), labels)
+    assert torch.allclose(loss, nn.functional.cross_entropy(made(images[:9]), labels))
+
+
+def test_running_statistics_are_those_of_the_first_replica_alone(images):
+    alone, parallel = (ready(model(), images) for _ in range(2))
+    alone(images[:4])
+    ThreadedDataParallel(parallel, 3)(images)
+    for (name, one), other in zip(alone.named_buffers(), parallel.buffers(), strict=True):
+        assert torch.equal(one, other), name
+
+
+def test_each_replica_normalises_its_own_chunk(images):
+    made = ready(model(), images)
+    expected = torch.cat([made(part) for part in images.chunk(3)])
+    made = ready(model(), images)
+    assert torch.allclose(ThreadedDataParallel(made, 3)(images), expected, atol=1e-12)
+
+
+def test_accumulated_gradients_add_up(images):
+    made = ready(model(norm=False), images)
+    parallel = ThreadedDataParallel(made, 2)
+    for half in images.chunk(2):
+        parallel(half).sum().backward()
+    twice = [p.grad.clone() for p in made.parameters()]
+    made.zero_grad()
+    parallel(images).sum().backward()
+    for one, other in zip(twice, made.parameters(), strict=True):
+        assert torch.allclose(one, other.grad, atol=1e-10)
+
+
+def test_frozen_parameters_get_no_gradient(images):
+    made = ready(model(norm=False), images)
+    made[0].weight.requires_grad_(False)
+    ThreadedDataParallel(made, 3)(images).sum().backward()
+    assert made[0].weight.grad is None
+    assert made[0].bias.grad is not None
+
+
+def test_an_updated_weight_is_seen_by_all_replicas(images):
+    made = ready(model(norm=False), images)
+    parallel = ThreadedDataParallel(made, 3)
+    parallel(images)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.mul_(2)
+    assert torch.allclose(parallel(images), made(images), atol=1e-12)
+
+
+def test_equal_passes_have_equal_bits_with_dropout_too(images):
+    made = nn.Sequential(ready(model(norm=False), images), nn.Dropout(0.5))
+
+    def gradients():
+        torch.manual_seed(3)
+        made.zero_grad()
+        ThreadedDataParallel(made, 4)(images).sum().backward()
+        return [parameter.grad.clone() for parameter in made.parameters()]
+
+    first = gradients()
+    for _ in range(5):
+        assert all(map(torch.equal, first, gradients()))
+
+
+class Fussy(nn.Module):
+    def forward(self, images_nchw):
+        if images_nchw.flatten()[0] > 2:
+            raise ValueError("too large")
+        return images_nchw
+
+
+@pytest.mark.parametrize("bad", [0, 2])
+def test_an_error_names_the_replica(bad):
+    images = torch.zeros(3, 1)
+    images[bad] = 5
+    with pytest.raises(RuntimeError, match=f"replica {bad} of 3: too large") as caught:
+        ThreadedDataParallel(Fussy(), 3)(images)
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_what_the_caller_decides_holds_in_the_threads(images):
+    made = ready(model(), images)
+    parallel = ThreadedDataParallel(made, 2)
+    with torch.no_grad():
+        assert not parallel(images).requires_grad
+    single = ThreadedDataParallel(made.float(), 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert single(images.float()).dtype == torch.bfloat16
+    made.double().eval()
+    parallel = ThreadedDataParallel(made, 2)
+    before = [buffer.clone() for buffer in made.buffers()]
+    assert torch.equal(parallel(images), torch.cat([made(part) for part in images.chunk(2)]))
+    assert all(map(torch.equal, before, made.buffers()))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_on_gpus_it_is_torchs_own():
+    replicas = DataParallelReplicas(nn.Linear(3, 2).cuda(), 2)
+    replicas(torch.zeros(4, 3).cuda()).sum().backward()
+    assert replicas.module.bias.grad.tolist() == [4.0, 4.0]
