@@ -75,7 +75,7 @@ def find_master(
     if is_here and not any(map(host.owner_of, reachable)):
         peers = _peers(layout, "" if name == names[-1] else environ[SUFFIX_VARIABLE], resolve)
     addr, reason = name, _reason(name, names, addresses, environ)
-    if _form(environ) == "address" and reachable and layout.launcher != "torchrun":
+    if _form(environ) == "address" and reachable and not layout.has_store:
         addr = reachable[0]
         reason = f"MASTER_ADDR={addr}: {name}, as {FORM_VARIABLE}=address asks for"
     return Master(addr, reachable, peers, is_here, (reason,))
