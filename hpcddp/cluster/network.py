@@ -12,6 +12,8 @@ from hpcddp.cluster.adapters import HCA_VARIABLE, NCCL_HCA, Adapters, choose_ada
 from hpcddp.cluster.interfaces import Host, Interface, read_host
 from hpcddp.cluster.names import Resolve, resolve_name
 from hpcddp.cluster.rendezvous_address import Master, find_master, is_one_host
+from hpcddp.cluster.slurm_step import ADDRESS_VARIABLE
+from hpcddp.cluster.variables import first_set
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.errors import HpcddpError
 
@@ -20,6 +22,7 @@ DEFAULT_RULE = "default-route"
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 _ALL, _NOT = "all:", "^"
 _MUCH_FASTER = 4
+_LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,22 +55,32 @@ def settle_network(
         return Network(layout.master_addr)
     host = read()
     if is_one_host(layout):
-        master, (found, why) = Master.on_this_host(layout, environ), _loopback(host)
-    else:
-        master = find_master(layout, environ, host, resolve)
-        found, why = choose_interfaces(environ.get(INTERFACE_VARIABLE, ""), host, master)
+        return _within(host, layout, environ)
+    master = find_master(layout, environ, host, resolve)
+    found, why = choose_interfaces(environ.get(INTERFACE_VARIABLE, ""), host, master)
     names = ",".join(interface.name for interface in found)
-    wanted = {GLOO: (names, why)}
-    if not is_one_host(layout):  # within one host NCCL needs no advice
-        wanted[NCCL] = (f"={names}" if names else "", why)  # = is exact, where ib1 is also ib10
-        if rule := environ.get(HCA_VARIABLE, "").strip():
-            wanted[NCCL_HCA] = choose_adapters(rule, adapters(), layout, environ, host.name)
+    # = is exact, where ib1 is also ib10
+    wanted = {GLOO: (names, why), NCCL: (f"={names}" if names else "", why)}
+    if rule := environ.get(HCA_VARIABLE, "").strip():
+        wanted[NCCL_HCA] = choose_adapters(rule, adapters(), layout, environ, host.name)
     exported = {name: environ[name] for name in wanted if name in environ}
     lines = [*master.reasons, *_reasons(exported, wanted, layout, host)]
     if not exported and not environ.get(INTERFACE_VARIABLE):
         lines += _faster(found, host)
     new = {name: value for name, (value, _) in wanted.items() if value and name not in exported}
     return Network(master.addr, new, tuple(lines))
+
+
+def _within(host: Host, layout: ProcessLayout, environ: Mapping[str, str]) -> Network:
+    """One node: no name is looked up, so that it works offline, and NCCL needs no advice."""
+    slurm_named_it = layout.launcher == "slurm" and not first_set(environ, ADDRESS_VARIABLE)
+    master_addr = _LOOPBACK if slurm_named_it else layout.master_addr
+    if GLOO in environ:
+        exported = {GLOO: environ[GLOO]}
+        return Network(master_addr, {}, tuple(_reasons(exported, {GLOO: ("", "")}, layout, host)))
+    # By itself Gloo would ask a name server for this host's own name.
+    loopback = host.owner_of(_LOOPBACK)
+    return Network(master_addr, {GLOO: loopback.name} if loopback else {})
 
 
 def _reasons(
@@ -94,12 +107,6 @@ def _check(name: str, value: str, layout: ProcessLayout, host: Host) -> str:
     if name == NCCL and layout.device_index is not None:  # nobody reads it on a CPU
         _check_nccl(value, host)
     return ""
-
-
-def _loopback(host: Host) -> tuple[tuple[Interface, ...], str]:
-    """By itself Gloo would ask a name server for this host's own name."""
-    found = host.owner_of("127.0.0.1")
-    return ((found,), "all processes are on this host") if found else ((), "no loopback is known")
 
 
 def choose_interfaces(rule: str, host: Host, master: Master) -> tuple[tuple[Interface, ...], str]:

@@ -17,7 +17,6 @@ from hpcddp.errors import HpcddpError
 
 FORM_VARIABLE = "HPCDDP_MASTER_AS"
 _FORMS = ("name", "address")
-_LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +30,6 @@ class Master:
     peers: tuple[str, ...] = ()
     is_here: bool = False
     reasons: tuple[str, ...] = ()
-
-    @classmethod
-    def on_this_host(cls, layout: ProcessLayout, environ: Mapping[str, str]) -> "Master":
-        """One node: no name is looked up, so that it works offline."""
-        if layout.launcher != "slurm" or first_set(environ, ADDRESS_VARIABLE):
-            return cls(layout.master_addr)
-        return cls(_LOOPBACK, reasons=(f"MASTER_ADDR={_LOOPBACK}: there is one node",))
 
     def leads_over(self, host: Host) -> tuple[Interface | None, str]:
         """The interface towards the other nodes, and why it is this one; None where none is."""

@@ -82,6 +82,7 @@ def test_what_is_chosen_on_a_host(name):
         assert settled.variables.get("GLOO_SOCKET_IFNAME") == case["gloo"]
         assert settled.variables.get("NCCL_SOCKET_IFNAME") == case["nccl"]
         assert settled.master_addr == case.get("master", settled.master_addr)
+        assert bool(settled.reasons) != case.get("quiet", False)
         said = "\n".join(settled.reasons)
     assert [part for part in case.get("says", ()) if part not in said] == [], said
 
