@@ -30,7 +30,7 @@ def profile_record(profile: ClusterProfile, values: Mapping[str, Any]) -> dict[s
 
 def profile_lines(profile: ClusterProfile, merged: Merged) -> list[str]:
     """What a person wants to know before the first job."""
-    values = merged.values
+    values, busbw = merged.values, profile.expected_busbw_gb_per_s
     facts = [
         ("site", profile.site),
         ("status", f"{profile.status}{f', verified {v}' if (v := profile.verified_on) else ''}"),
@@ -42,10 +42,7 @@ def profile_lines(profile: ClusterProfile, merged: Merged) -> list[str]:
         ("scratch", profile.scratch),
         ("local disk", f"{d.path} ({d.kind})" if (d := profile.local) else ""),
         ("node", "" if values.get("nodes") else _node_text(values.get("node", {}))),
-        (
-            "all-reduce",
-            f"{b:g} GB/s bus bandwidth" if (b := profile.expected_busbw_gb_per_s) else "",
-        ),
+        ("all-reduce", f"{busbw:g} GB/s bus bandwidth" if busbw else ""),
         ("launch", " ".join((profile.launch, *profile.launch_program))),
         ("asks for GPUs by", profile.gpu_request),
     ]

@@ -99,7 +99,8 @@ def device_warnings(environ: Mapping[str, str], local_world_size: int) -> tuple[
         tasks = "1 task" if local_world_size == 1 else f"{local_world_size} tasks"
         sentences.append(
             f"{tasks} on this node, but {len(visible)} GPUs: {len(visible) - local_world_size} "
-            f"would idle. Start one per GPU: --ntasks-per-node={len(visible)}."
+            "would idle, unless one process drives several (train.replicas=dp). Start one per "
+            f"GPU: --ntasks-per-node={len(visible)}."
         )
     # Each variable for itself: Slurm sets several, a script that overrides one hides what it got.
     for name in VISIBILITY_VARIABLES:

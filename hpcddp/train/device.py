@@ -12,12 +12,15 @@ from hpcddp.errors import HpcddpError
 def choose_device(wish: str, layout: ProcessLayout) -> torch.device:
     """The device for `train.device` = auto, cpu or cuda, made current before anything uses it.
 
+    Where a GPU was granted, auto does not mean the CPU: a torch that cannot use the GPU would burn
+    the allocation.
+
     Raises HpcddpError `no_gpu` or `gpu_mismatch` when the device that is wanted is not there.
     """
     num_devices = 0 if wish == "cpu" else torch.cuda.device_count()
-    if wish == "auto" and (layout.device_index is None or num_devices == 0):
-        return torch.device("cpu")
-    if wish == "cpu":
+    is_granted = "VISIBLE_DEVICES" in layout.sources.get("device_index", "")
+    has_none = layout.device_index is None or (num_devices == 0 and not is_granted)
+    if wish == "cpu" or (wish == "auto" and has_none):
         return torch.device("cpu")
     index = layout.local_rank if layout.device_index is None else layout.device_index
     _check_device(index, num_devices)
@@ -33,8 +36,9 @@ def _check_device(index: int, num_devices: int) -> None:
             f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built for the CPU"
         )
         raise HpcddpError(
-            f"train.device=cuda, but torch {torch.__version__} ({built}) sees no CUDA device on "
-            f"{host}. Ask for GPUs (--gpus-per-node 1), or use train.device=cpu.",
+            f"A GPU was asked for, but torch {torch.__version__} ({built}) sees no CUDA device on "
+            f"{host}. Install a torch for its GPUs, ask for GPUs (--gpus-per-node 1), or use "
+            "train.device=cpu.",
             "no_gpu",
         )
     if index >= num_devices:

@@ -88,6 +88,17 @@ def all_settled(name) -> list[ClusterProfile]:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_every_queue_and_variant_of_a_profile_renders(name):
+    values = read_merged(name, HERE).values
+    given = TYPED.get(name, ("resources.account=acct",))
+    for key, kind in (("queue", "queues"), ("variant", "variants")):
+        for choice in values.get(kind, {}):
+            account = () if "resources.account=acct" in given else ("resources.account=acct",)
+            script = rendered(name, 2, f"resources.{key}={choice}", *account)
+            assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_profile_says_where_it_is_from_and_why(name):
     profile = load_profile(name, HERE)
     assert profile.description

@@ -231,9 +231,14 @@ def befall_all(victim, plan):
         print(f"{number}: {type(kind).__name__}, step {max(losses(victim.run_dir), default=0)}")
         kind.befall(victim)
         if kind.ends_attempt:
-            following = [*plan[number + 1 :], Interruption()][0]
+            following = next_ending(plan[number + 1 :])
             victim.wait_until_pending(following.partition, following.minutes)
             attempts = victim.count("first_step") + 1
+
+
+def next_ending(plan):
+    """The first of the plan that ends an attempt: it decides where that attempt has to run."""
+    return next((kind for kind in plan if kind.ends_attempt), Interruption())
 
 
 def shuffled(plan, seed):

@@ -7,10 +7,10 @@ import subprocess
 
 import pytest
 from hpcddp_user import Hpcddp, losses
-from interruptions import FEW, MAIN, MANY, Victim, befall_all, shuffled
+from interruptions import FEW, MANY, Victim, befall_all, next_ending, shuffled
 
 SAVE_EVERY = 5
-FEW_STEPS, MANY_STEPS = 72, 1100  # a node that is lost trains on until Slurm misses it
+FEW_STEPS, MANY_STEPS = 72, 500  # a node that is lost trains on until Slurm misses it
 RUN = (
     "train.model=resnet18", "train.global_batch=16", "train.seed=7", "train.ema_decay=0.9",
     "data.augment=shift", "data.image_size=16", "data.workers=1", "log.every_steps=1",
@@ -39,7 +39,7 @@ def survive(hpcddp, plan, steps, seed):
     hpcddp.submit("calm", *words)
     calm = hpcddp.wait_for("calm", "finished", timeout=1200)
     victim = Victim(hpcddp, "chaos", random.Random(seed))
-    victim.start("--partition", plan[0].partition if not plan[0].comes_early else MAIN, *words)
+    victim.start("--partition", next_ending(plan).partition, *words)
     befall_all(victim, plan)
     status = hpcddp.wait_for("chaos", "finished", timeout=1200)
     compared = hpcddp("checkpoint", "diff", "chaos", "calm", "--json")

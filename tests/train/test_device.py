@@ -37,6 +37,16 @@ def test_the_device_is_what_the_layout_says(visible, wish, device_index, count, 
     assert current == ([torch.device(expected)] if expected != "cpu" else [])
 
 
+def test_a_granted_gpu_that_torch_cannot_use_is_not_replaced_by_the_cpu(visible):
+    visible(0)
+    sources = {"device_index": "CUDA_VISIBLE_DEVICES"}
+    layout = ProcessLayout(device_index=0, sources=sources)
+    with pytest.raises(HpcddpError, match=r"Install a torch.*train\.device=cpu") as caught:
+        choose_device("auto", layout)
+    assert caught.value.code == "no_gpu"
+    assert choose_device("cpu", layout) == torch.device("cpu")
+
+
 def test_asking_for_a_gpu_where_there_is_none_says_what_to_do(visible):
     visible(0)
     with pytest.raises(HpcddpError, match=r"sees no CUDA device.*train\.device=cpu") as caught:

@@ -101,7 +101,7 @@ def decide_state(seen: Evidence) -> tuple[str, str]:
     state = seen.job.state
     if state in _ENDED:
         return _state_of_ended_job(seen, seen.job)
-    if seen.has("cancelled"):
+    if seen.is_cancelled:
         return "stopping", f"{_cancelled_by(seen)}; the job is still {state}"
     if state in _LEAVING | _ACTIVE and _gave_up(seen):
         return "failed", _failure(seen, None)
