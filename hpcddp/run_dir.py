@@ -23,6 +23,7 @@ _NUMBERS = "accuracy epoch eval_loss images_per_s loss seconds stall_s"
 _TIMES = "began end_time signal_time time"
 _LATEST_TIME = 1 << 40  # Unix seconds; what lies beyond is no time that a clock can show
 _TEXTS = "by cluster error event host job_id launcher reason run signal"
+_TEXT_LISTS = ("choices", "hosts")
 _FIELD_TYPES: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(_INTEGERS.split(" "), (int,)),
     **dict.fromkeys(f"{_NUMBERS} {_TIMES}".split(" "), (int, float)),
@@ -69,8 +70,8 @@ def json_objects(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
 
 
 def _is_as_written(key: str, value: object) -> bool:
-    if key == "hosts":
-        return isinstance(value, list) and all(isinstance(host, str) for host in value)
+    if key in _TEXT_LISTS:
+        return isinstance(value, list) and all(isinstance(text, str) for text in value)
     types = _FIELD_TYPES.get(key, (object,))
     if not isinstance(value, types) or (object not in types and isinstance(value, bool)):
         return False

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hpcddp.cluster.interfaces import Host, Interface
 from hpcddp.cluster.live import LiveCluster, LivePartition
+from hpcddp.cluster.network import DEFAULT_RULE, fitting_interfaces
 from hpcddp.cluster.option_values import parse_time_limit
 from hpcddp.cluster.profile import ClusterProfile
 from hpcddp.errors import HpcddpError
@@ -48,22 +50,33 @@ def _of_node(profile: ClusterProfile, facts: Mapping[str, Any]) -> Iterator[Find
         for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
         if name in profile.env
     }
-    if profile.interface and profile.interface.value != "default-route":
-        wanted["interface"] = profile.interface.value
     for name, pattern in wanted.items():
         whole = name != "NCCL_SOCKET_IFNAME"
         same = matches_interface(pattern, usable, whole=whole)
         yield _finding(same, f"node {facts['host']}: {name}", pattern, _text(usable))
+    if profile.interface and profile.interface.value != DEFAULT_RULE:
+        rule = profile.interface.value
+        same = bool(fitting_interfaces(rule, _host(facts)))
+        yield _finding(same, f"node {facts['host']}: interface", rule, _text(usable))
     if profile.node.arch:
         same = profile.node.arch == facts["arch"]
         yield _finding(same, f"node {facts['host']}: arch", profile.node.arch, facts["arch"])
 
 
+def _host(facts: Mapping[str, Any]) -> Host:
+    """The node as a process on it would see it."""
+    states = facts["interfaces"].items()
+    seen = [
+        Interface(name, tuple(state["addresses"]), kind=state.get("kind", "ethernet"))
+        for name, state in states
+    ]
+    return Host(facts["host"], tuple(seen))
+
+
 def matches_interface(pattern: str, names: Sequence[str], *, whole: bool) -> bool:
     """True if some interface fits. As NCCL reads it: prefixes, `=` for whole names, `^` for not.
 
-    `whole` is for Gloo and for `interface`: whole names, of which every one must be there; `*` at
-    the end stands for anything.
+    `whole` is for Gloo: whole names, of which every one must be there.
     """
     if whole:
         parts = pattern.split(",")

@@ -15,6 +15,8 @@ from typing import Any
 
 import psutil
 
+from hpcddp.cluster.interfaces import read_host
+
 _RDMA = Path("/sys/class/infiniband")
 
 
@@ -32,14 +34,16 @@ def node_facts(rdma: Path = _RDMA) -> dict[str, Any]:
 
 
 def _interfaces() -> dict[str, dict[str, Any]]:
-    """Interfaces that are up, with their addresses and speed."""
-    states, found = psutil.net_if_stats(), {}
-    for name, addresses in psutil.net_if_addrs().items():
-        if name not in states or not states[name].isup:
-            continue
-        ip = [part.address for part in addresses if part.family == socket.AF_INET]
-        found[name] = {"addresses": ip, "speed_mbit_per_s": states[name].speed}
-    return found
+    """Interfaces that are up, with their addresses, kind and speed."""
+    return {
+        each.name: {
+            "addresses": [address for address in each.addresses if ":" not in address],
+            "kind": each.kind,
+            "speed_mbit_per_s": each.speed_mbit_per_s,
+        }
+        for each in read_host().interfaces
+        if each.is_up
+    }
 
 
 def _rdma_devices(root: Path) -> dict[str, str]:

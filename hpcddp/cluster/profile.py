@@ -23,6 +23,7 @@ from hpcddp.errors import ConfigError
 
 CLUSTER_VARIABLE = "HPCDDP_CLUSTER"
 _APART = ("nodes", "queues", "variants")
+_ON_THE_NODE = ("interface", "hca", "master_as")
 _ROUTES = ("partition", "qos", "constraint", "reservation")
 # Libraries that would otherwise wait for minutes for an answer from outside.
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"}
@@ -44,6 +45,12 @@ class ClusterProfile(ProfileFile):
     @property
     def has_gpus(self) -> bool:
         return self.gpu_request != "none"
+
+    @property
+    def network(self) -> tuple[tuple[str, str, EnvSetting], ...]:
+        """Key, variable and value of the rules that each node applies to its own network."""
+        pairs = [(key, f"HPCDDP_{key.upper()}", getattr(self, key)) for key in _ON_THE_NODE]
+        return tuple((key, name, setting) for key, name, setting in pairs if setting)
 
     @property
     def layer(self) -> Layer:

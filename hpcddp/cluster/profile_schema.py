@@ -116,6 +116,8 @@ class Block:
     `gpu_request` is how GPUs are asked for: an option of sbatch, `implied` where they come with
     the node, or `none` where there are none. `launch` is `srun` (one task per process) or
     `torchrun` (one task per node, which `launch_program` starts where srun is not the way).
+    `interface`, `hca`, `master_as` and `host_suffix` are rules that each node applies to what it
+    has (`hpcddp.cluster.network`).
     `setup` runs in the batch script, `setup_node` once per node, `setup_task` in every process.
     Only of a queue: `node_type`, the key of `nodes` that its nodes are. Only of a variant: `when`
     it holds; without it only for those who ask (`resources.variant=NAME`).
@@ -141,6 +143,8 @@ class Block:
     env: Mapping[str, EnvSetting] = field(default_factory=dict)
     host_suffix: str = ""
     interface: EnvSetting | None = None
+    hca: EnvSetting | None = None
+    master_as: EnvSetting | None = None  # name or address
     modules: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()
     setup_node: tuple[str, ...] = ()

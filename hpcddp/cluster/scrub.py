@@ -29,6 +29,7 @@ _NAMES = frozenset({
     "HPCDDP_LOCAL_WORLD_SIZE", "HPCDDP_NODE_RANK", "HPCDDP_NUM_NODES", "HPCDDP_JOB_ID",
     "HPCDDP_RESTART_COUNT", "HPCDDP_ATTEMPT", "HPCDDP_HOST_SUFFIX",
 })  # fmt: skip
+_CHOSEN_IN_JOBS = ("HPCDDP_DEVICE", "HPCDDP_INTERFACE", "HPCDDP_HCA", "HPCDDP_MASTER_AS")
 # Where Slurm is and who the user is: without them sbatch cannot even ask.
 _KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"})
 
@@ -49,8 +50,8 @@ def inherited_names(environ: Mapping[str, str]) -> tuple[str, ...]:
     """
     names = {name for name in environ if _is_inherited(name)}
     if "HPCDDP_ATTEMPT" in environ:
-        # Inside one of our own jobs its batch script chose the device, elsewhere the user did.
-        names |= {"HPCDDP_DEVICE"} & set(environ)
+        # Inside one of our own jobs its batch script chose these, elsewhere the user did.
+        names |= set(_CHOSEN_IN_JOBS) & set(environ)
     return tuple(sorted(names))
 
 

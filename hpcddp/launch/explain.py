@@ -175,9 +175,9 @@ def _env_rows(
     for name in sorted(set(environ) - known):
         if name.startswith(_NETWORK):
             yield Row(name, environ[name], "your environment", "jobs inherit it")
-    if profile.interface:
-        layer = profile.origins.get(("interface",), profile.name)
-        yield Row("HPCDDP_INTERFACE", profile.interface.value, layer, profile.interface.why)
+    for key, name, setting in profile.network:
+        layer = profile.origins.get((key,), profile.name)
+        yield _env_row(name, setting, layer, options, environ)
     if profile.host_suffix:
         layer = profile.origins.get(("host_suffix",), profile.name)
         yield Row("HPCDDP_HOST_SUFFIX", profile.host_suffix, layer, "names on the fast network")

@@ -3,6 +3,7 @@
 Imports torch only inside the call, after the signal handlers are in place.
 """
 
+import dataclasses
 import logging
 import os
 import signal
@@ -13,6 +14,7 @@ from typing import NoReturn
 
 from hpcddp.cluster.devices import DEVICE_VARIABLE
 from hpcddp.cluster.layout import layout_from_environ
+from hpcddp.cluster.network import settle_network
 from hpcddp.cluster.ports import ephemeral_range
 from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, ProcessLayout
 from hpcddp.config.schema import RunConfig
@@ -45,7 +47,7 @@ def run_job(run_dir: RunDir, environ: Mapping[str, str]) -> NoReturn:
         if code is None:
             if layout.is_main:
                 attend(config, layout, run_dir, stop_flag, environ)
-            code = _work(config, layout, run_dir, stop_flag)
+            code = _work(config, layout, run_dir, stop_flag, environ)
     except HpcddpError as error:
         print(f"Error: {error.message}", file=sys.stderr)
         failed = error.code in _NOT_THE_USERS_FAULT
@@ -78,15 +80,37 @@ def find_layout(config: RunConfig, environ: Mapping[str, str]) -> ProcessLayout:
     return layout_from_environ(environ, ephemeral=ephemeral_range())
 
 
-def _work(config: RunConfig, layout: ProcessLayout, run_dir: RunDir, stop_flag: StopFlag) -> int:
+def _work(
+    config: RunConfig,
+    layout: ProcessLayout,
+    run_dir: RunDir,
+    stop_flag: StopFlag,
+    environ: Mapping[str, str],
+) -> int:
     for warning in layout.warnings:
         _log.warning("%s", warning)
+    layout, variables = _with_network(layout, run_dir, environ)
+    # The one place that writes this process's environment, before torch is loaded.
+    os.environ.update(variables if not config.command else variables | rank_variables(layout))
     if config.command:
         _record_start(run_dir, layout)
-        _become(config.command, layout, stop_flag)
+        _become(config.command, stop_flag)
     from hpcddp.train.loop import train
 
     return train(config, layout, run_dir, stop_flag)
+
+
+def _with_network(
+    layout: ProcessLayout, run_dir: RunDir, environ: Mapping[str, str]
+) -> tuple[ProcessLayout, dict[str, str]]:
+    """The layout with the address of rank 0 as this node knows it; variables for the network."""
+    network = settle_network(layout, environ)
+    for reason in network.reasons:
+        _log.info("Network: %s", reason)
+    if layout.is_main and network.reasons:
+        run_dir.append_event("network", attempt=layout.attempt, choices=list(network.reasons))
+    layout = dataclasses.replace(layout, master_addr=network.master_addr)
+    return layout, dict(network.variables)
 
 
 def _record_start(run_dir: RunDir, layout: ProcessLayout) -> None:
@@ -101,8 +125,8 @@ def _record_start(run_dir: RunDir, layout: ProcessLayout) -> None:
         )
 
 
-def _become(command: tuple[str, ...], layout: ProcessLayout, stop_flag: StopFlag) -> NoReturn:
-    """Replace this process by the user's own program, with torch's variables set."""
+def rank_variables(layout: ProcessLayout) -> dict[str, str]:
+    """What torch's `env://` and the programs written for it read."""
     place = {
         "RANK": layout.global_rank,
         "WORLD_SIZE": layout.world_size,
@@ -112,7 +136,11 @@ def _become(command: tuple[str, ...], layout: ProcessLayout, stop_flag: StopFlag
         "MASTER_ADDR": layout.master_addr,
         "MASTER_PORT": layout.master_port,
     }
-    os.environ.update({name: str(value) for name, value in place.items()})
+    return {name: str(value) for name, value in place.items()}
+
+
+def _become(command: tuple[str, ...], stop_flag: StopFlag) -> NoReturn:
+    """Replace this process by the user's own program."""
     sys.stdout.flush()
     _hand_signals_over(stop_flag)
     try:

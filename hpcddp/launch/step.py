@@ -92,6 +92,8 @@ def batch_env(profile: ClusterProfile, options: Mapping[str, Any]) -> Iterator[t
 
     Left out: what each node fills in, and what needs an sbatch option that is not there.
     """
+    for _, name, setting in profile.network:
+        yield setting.why, export_line(name, setting)
     for name, setting in profile.env.items():
         if "$" not in setting.value and has_needed(setting, options):
             yield setting.why, export_line(name, setting)

@@ -8,6 +8,7 @@ nodes have a second name on the fast network.
 import argparse
 import os
 import signal
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,10 +17,12 @@ from typing import Any
 
 import psutil
 
-from hpcddp.cluster.hostlist import expand_hostlist, with_suffix
+from hpcddp.cluster.hostlist import expand_hostlist
 from hpcddp.cluster.job_names import requeue_target, restart_count
+from hpcddp.cluster.names import Resolve, resolve_name
 from hpcddp.cluster.ports import PORT_VARIABLE, choose_ports, explicit_port
-from hpcddp.cluster.slurm_step import ADDRESS_VARIABLE, SUFFIX_VARIABLE
+from hpcddp.cluster.rendezvous_address import node_names, settle_name
+from hpcddp.cluster.slurm_step import ADDRESS_VARIABLE
 from hpcddp.cluster.variables import first_set, read_count
 from hpcddp.config.layout import EXIT_DONE, EXIT_USAGE
 from hpcddp.errors import HpcddpError
@@ -37,6 +40,7 @@ def torchrun_words(
     logs: Path,
     command: Sequence[str],
     node_rank_variable: str = "",
+    resolve: Resolve = resolve_name,
 ) -> list[str]:
     """Torchrun's words for this node. Raises HpcddpError where a variable is missing."""
     name = first_set(environ, *_HOSTS)
@@ -46,12 +50,13 @@ def torchrun_words(
     port = first_set(environ, PORT_VARIABLE)
     ports = choose_ports(f"{requeue_target(environ)}.torchrun", restart_count(environ))
     address = environ.get(ADDRESS_VARIABLE, "").strip()
-    suffix = environ.get(SUFFIX_VARIABLE, "").strip()
+    if not address:
+        address, _ = settle_name(node_names(hosts[0], environ), socket.gethostname(), resolve)
     return [
         f"--nnodes={len(hosts)}",
         f"--nproc-per-node={processes_per_node}",
         f"--node-rank={read_count(environ, node_rank_variable or 'SLURM_NODEID')}",
-        f"--master-addr={address or with_suffix(hosts[0], suffix)}",
+        f"--master-addr={address}",
         f"--master-port={explicit_port(environ[port]) if port else ports[0]}",
         f"--rdzv-id={requeue_target(environ)}.{restart_count(environ)}",
         "--max-restarts=0",  # who starts again is decided for the whole job

@@ -4,7 +4,6 @@
 is alone.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -13,7 +12,7 @@ import torch.distributed as dist
 
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.errors import HpcddpError
-from hpcddp.train.rendezvous import interface_of, meet
+from hpcddp.train.rendezvous import meet
 
 T = TypeVar("T")
 
@@ -59,9 +58,7 @@ def open_ranks(layout: ProcessLayout, device: torch.device, timeout_s: float) ->
     if layout.has_store:
         place: dict[str, Any] = {"init_method": "env://"}
     else:
-        meeting = meet(layout, timeout_s)
-        place = {"store": meeting.store}
-        _choose_gloo_interface(meeting.local_address)
+        place = {"store": meet(layout, timeout_s)}
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         rank=layout.global_rank,
@@ -77,17 +74,6 @@ def mean_across_ranks(ranks: Ranks, value: torch.Tensor, world_size: int) -> flo
     total = value.detach().clone()
     ranks.sum_across(total)
     return float(total) / world_size
-
-
-def _choose_gloo_interface(local_address: str) -> None:
-    """Let gloo use the network over which the processes have met, unless somebody chose another.
-
-    By itself it takes what this host's own name resolves to, which on many hosts is a loopback
-    address that no other node can reach.
-    """
-    interface = interface_of(local_address)
-    if interface is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
 
 class LoneProcess:

@@ -12,9 +12,7 @@ import logging
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-import psutil
 from torch.distributed import TCPStore
 
 from hpcddp.config.layout import ProcessLayout
@@ -29,16 +27,8 @@ _ALL_HERE = "all here"
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Meeting:
-    """The store all processes share, and the local address over which they reach each other."""
-
-    store: TCPStore
-    local_address: str
-
-
-def meet(layout: ProcessLayout, timeout_s: float) -> Meeting:
-    """Wait until all processes of the job are there. Collective.
+def meet(layout: ProcessLayout, timeout_s: float) -> TCPStore:
+    """The store that all processes share, once all are there. Collective.
 
     Raises HpcddpError `rendezvous` after `timeout_s`, with who is missing or what answered at
     each port, and the likely causes.
@@ -49,14 +39,6 @@ def meet(layout: ProcessLayout, timeout_s: float) -> Meeting:
     return _find_main(layout, deadline, timeout_s)
 
 
-def interface_of(address: str) -> str | None:
-    """The network interface of this host that has `address`, or None."""
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(entry.address == address for entry in addresses):
-            return name
-    return None
-
-
 def _greeting(layout: ProcessLayout) -> str:
     """What only processes of this start of this job say."""
     return f"hpcddp {layout.job_key}/{layout.attempt}/{layout.restart_count}/{layout.world_size}"
@@ -65,7 +47,7 @@ def _greeting(layout: ProcessLayout) -> str:
 # The main process.
 
 
-def _receive_others(layout: ProcessLayout, deadline: float, timeout_s: float) -> Meeting:
+def _receive_others(layout: ProcessLayout, deadline: float, timeout_s: float) -> TCPStore:
     """Write each process's connection down; when all are there, let them go on together."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     missing = set(range(1, layout.world_size))
@@ -84,8 +66,7 @@ def _receive_others(layout: ProcessLayout, deadline: float, timeout_s: float) ->
                 connection.sendall(f"{said or _ALL_HERE}\n".encode())
         if missing:
             raise HpcddpError(said, "rendezvous")
-        local_address = next(iter(arrived.values())).getsockname()[0]
-    return Meeting(store, _plain_address(local_address))
+    return store
 
 
 def _listen_on_first_free(layout: ProcessLayout) -> socket.socket:
@@ -147,7 +128,7 @@ def _answer(connection: socket.socket, layout: ProcessLayout, store_port: int) -
 # The others.
 
 
-def _find_main(layout: ProcessLayout, deadline: float, timeout_s: float) -> Meeting:
+def _find_main(layout: ProcessLayout, deadline: float, timeout_s: float) -> TCPStore:
     answers: dict[int, str] = {}
     while time.monotonic() < deadline:
         for port in layout.ports:
@@ -173,14 +154,13 @@ def _ask(connection: socket.socket, layout: ProcessLayout) -> int:
 
 def _wait_for_all(
     connection: socket.socket, layout: ProcessLayout, store_port: int, deadline: float
-) -> Meeting:
+) -> TCPStore:
     """Wait until the main process says that all are there. It, not we, decides when to give up."""
     connection.settimeout(max(0.0, deadline - time.monotonic()) + _ASK_TIMEOUT_S)
     said = _read_line(connection)
     if said != _ALL_HERE:
         raise HpcddpError(said, "rendezvous")
-    store = TCPStore(layout.master_addr, store_port, wait_for_workers=False)
-    return Meeting(store, _plain_address(connection.getsockname()[0]))
+    return TCPStore(layout.master_addr, store_port, wait_for_workers=False)
 
 
 def _read_line(connection: socket.socket) -> str:
@@ -195,10 +175,6 @@ def _read_line(connection: socket.socket) -> str:
         if not byte or len(received) > _LINE_BYTES:
             raise ValueError("somebody else answers")
     return received.decode().strip()
-
-
-def _plain_address(address: str) -> str:
-    return address.removeprefix("::ffff:")  # IPv4 seen through a dual-stack socket
 
 
 def _reason(error: Exception) -> str:

@@ -28,6 +28,12 @@ def test_the_device_travels_unless_one_of_our_jobs_set_it():
     assert inside == ("HPCDDP_ATTEMPT", "HPCDDP_DEVICE")
 
 
+def test_rules_for_the_network_travel_unless_one_of_our_jobs_set_them():
+    rules = {"HPCDDP_HCA": "nearest", "HPCDDP_INTERFACE": "eth0", "HPCDDP_MASTER_AS": "address"}
+    assert inherited_names(rules) == ()
+    assert inherited_names({**rules, "HPCDDP_ATTEMPT": "0"}) == ("HPCDDP_ATTEMPT", *rules)
+
+
 @pytest.mark.parametrize("name", TABLE["secret"])
 def test_a_name_of_a_credential_is_recognised(name):
     assert looks_secret(name)

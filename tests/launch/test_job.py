@@ -6,7 +6,6 @@ import sys
 
 BECOME = """
 import os, sys, time
-from hpcddp.config.layout import ProcessLayout
 from hpcddp.launch.job import _become
 from hpcddp.stop_flag import StopFlag
 
@@ -15,7 +14,7 @@ if sys.argv[1] == "told":
     os.kill(os.getpid(), 12)
     while not stop_flag.is_set:
         time.sleep(0.01)
-_become(tuple(sys.argv[2:]), ProcessLayout(), stop_flag)
+_become(tuple(sys.argv[2:]), stop_flag)
 """
 
 

@@ -88,6 +88,18 @@ def test_a_profile_s_variables_carry_their_reason_and_yield_to_the_user(tmp_path
         assert seen.stdout == after
 
 
+@pytest.mark.parametrize("key", ["interface", "hca", "master_as"])
+def test_rules_for_the_network_reach_the_nodes_and_yield_to_the_user(key):
+    changes = {key: EnvSetting("all:^eth*, x", "eth0 is slow")}
+    lines = rendered("generic", [], profile_changes=changes).splitlines()
+    name = f"HPCDDP_{key.upper()}"
+    [at] = [number for number, line in enumerate(lines) if name in line]
+    assert lines[at - 1] == "# eth0 is slow"
+    for before, after in (("", "all:^eth*, x"), (f"export {name}=;", ""), (f"{name}=a;", "a")):
+        words = ["bash", "-c", f'{before}{lines[at]}; printf %s "${name}"']
+        assert subprocess.run(words, capture_output=True, text=True, env={}).stdout == after
+
+
 @pytest.mark.parametrize("shape", ["gres", "gpus-per-node"])
 def test_gpus_are_asked_for_in_the_way_of_the_site(shape):
     words = ["resources.gpus_per_node=4"]

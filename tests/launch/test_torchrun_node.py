@@ -21,6 +21,7 @@ JOB = {"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "gpu[07-08]", "SLURM_NODEID":
 
 
 def words_of(environ, tmp_path, **more):
+    more = {"resolve": {"gpu07": ("10.0.0.7",), "gpu07i": ("10.1.0.7",)}.get, **more}
     return torchrun_words(
         environ, processes_per_node=4, logs=tmp_path, command=["python", "x.py"], **more
     )
@@ -43,6 +44,11 @@ def test_the_name_on_the_fast_network_and_the_rank_of_mpirun_count(tmp_path):
     environ = {**JOB, "HPCDDP_HOST_SUFFIX": "i", "PMI_RANK": "0"}
     words = words_of(environ, tmp_path, node_rank_variable="PMI_RANK")
     assert {"--node-rank=0", "--master-addr=gpu07i"} <= set(words)
+
+
+def test_a_name_on_the_fast_network_that_does_not_resolve_is_left(tmp_path):
+    words = words_of({**JOB, "HPCDDP_HOST_SUFFIX": "-ib0"}, tmp_path)
+    assert "--master-addr=gpu07" in words
 
 
 @pytest.mark.parametrize("missing", ["SLURM_JOB_NODELIST", "SLURM_NODEID"])

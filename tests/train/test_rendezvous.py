@@ -130,8 +130,3 @@ def test_no_free_port_at_all_is_said_at_once():
             rendezvous.meet(main, 30.0)
     assert caught.value.code == "rendezvous"
     assert time.monotonic() - begin < 5
-
-
-def test_the_interface_of_an_address_is_found():
-    assert rendezvous.interface_of("127.0.0.1") == "lo"
-    assert rendezvous.interface_of("192.0.2.1") is None

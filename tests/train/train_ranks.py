@@ -119,6 +119,7 @@ def _child(pipe, function, call):
     import torch
 
     torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # as hpcddp.launch.job does on one host
     try:
         pipe.send((function(*call), None))
     except BaseException:

@@ -164,6 +164,10 @@ def _checkpoint_failed(event: Record) -> str:
     return f"no checkpoint at step {event.get('step')}: {event.get('error')}"
 
 
+def _network(event: Record) -> str:
+    return f"network: {'; '.join(event.get('choices') or ['?'])}"
+
+
 def _failed(event: Record) -> str:
     return f"failed: {rank_words(event) if is_rank_failure(event) else batch_words(event)}"
 
@@ -172,6 +176,7 @@ _EVENT_LINES: dict[str, Callable[[Record], str]] = {
     "submitted": _submitted,
     "started": _started,
     "launched": lambda event: f"attempt {event.get('attempt')} begins",
+    "network": _network,
     "first_step": lambda event: f"first step of this attempt: {event.get('step')}",
     "stop_reason": lambda event: f"told to stop: {event.get('reason')}",
     "hang": lambda event: f"hang: suspected rank {event.get('suspected_ranks')}",

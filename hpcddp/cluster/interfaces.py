@@ -1,0 +1,184 @@
+"""The network of this host as one frozen picture: interfaces and routes. Chooses nothing.
+
+`read_host` takes the picture; everything else is pure, so that a test draws one by hand.
+"""
+
+import fnmatch
+import ipaddress
+import re
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+# Bridges and pairs of containers and virtual machines. Each node has one of the same name, often
+# with the same address, so whoever takes it meets itself.
+_NEVER = (
+    *("lo", "docker*", "podman*", "virbr*", "veth*", "cni*", "cali*", "flannel*", "lxcbr*"),
+    "br-" + "[0-9a-f]" * 12,  # Docker's further networks; br-ex of OpenStack is a real one
+)
+_KINDS = {"1": "ethernet", "32": "infiniband", "772": "loopback"}  # ARPHRD_* of Linux
+_SPEED_UNKNOWN = 65535  # what a driver answers that does not know, where it does not say 0
+_ROUTE_UP, _ROUTE_REJECT = 0x0001, 0x0200
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """One network interface. `speed_mbit_per_s` is None where the driver does not say."""
+
+    name: str
+    addresses: tuple[str, ...] = ()
+    is_up: bool = True
+    kind: str = "ethernet"  # or infiniband, loopback, other
+    speed_mbit_per_s: int | None = None
+
+    @property
+    def is_never_used(self) -> bool:
+        """True for what leads to no other node."""
+        named = any(fnmatch.fnmatchcase(self.name, pattern) for pattern in _NEVER)
+        return named or self.kind == "loopback"
+
+    @property
+    def has_address(self) -> bool:
+        """True for more than the fe80:... that every interface gives itself."""
+        return any(not ipaddress.ip_address(each).is_link_local for each in self.addresses)
+
+    @property
+    def is_usable(self) -> bool:
+        """Up, with an address that another node can reach."""
+        return self.is_up and not self.is_never_used and any(map(_is_reachable, self.addresses))
+
+    def __str__(self) -> str:
+        if self.is_never_used:
+            return f"{self.name} (never used between nodes)"
+        addresses = [address for address in self.addresses if _is_reachable(address)]
+        speed = f", {self.speed_mbit_per_s} Mbit/s" if self.speed_mbit_per_s else ""
+        state = f"{'up' if self.is_up else 'down'}{speed}"
+        return f"{self.name} ({state}, {' '.join(addresses) or 'no address'})"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One line of the kernel's table: `network` (`10.0.0.0/8`) is reached over `interface`."""
+
+    interface: str
+    network: str
+    metric: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What one host knows of its network."""
+
+    name: str
+    interfaces: tuple[Interface, ...]
+    routes: tuple[Route, ...] = ()
+
+    @property
+    def usable(self) -> tuple[Interface, ...]:
+        """The interfaces that may be chosen; `ib2` comes before `ib10`."""
+        return tuple(sorted((i for i in self.interfaces if i.is_usable), key=_natural))
+
+    def named(self, name: str) -> Interface | None:
+        return next((each for each in self.interfaces if each.name == name), None)
+
+    def owner_of(self, address: str) -> Interface | None:
+        """The interface that has this address."""
+        return next((each for each in self.interfaces if address in each.addresses), None)
+
+    def towards(self, address: str) -> Interface | None:
+        """The interface over which the kernel sends to `address`: longest prefix, least metric."""
+        there = ipaddress.ip_address(address)
+        found: tuple[int, int, str] | None = None
+        for route in self.routes:
+            network = ipaddress.ip_network(route.network)
+            rank = (-network.prefixlen, route.metric)
+            if there in network and (found is None or rank < found[:2]):
+                found = (*rank, route.interface)
+        return self.named(found[2]) if found else None
+
+    def listing(self) -> str:
+        """The interfaces for a message; those of containers are only worth their names."""
+        shown = sorted(self.interfaces, key=lambda each: (each.is_never_used, *_natural(each)))
+        more = f" and {len(shown) - 12} more" if len(shown) > 12 else ""
+        return ", ".join(map(str, shown[:12])) + more if shown else "none"
+
+
+def is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address).is_loopback
+
+
+def _is_reachable(address: str) -> bool:
+    """False for loopback and for what every interface gives itself (fe80:..., 169.254...)."""
+    parsed = ipaddress.ip_address(address)
+    return not (parsed.is_loopback or parsed.is_link_local)
+
+
+def _natural(interface: Interface) -> tuple[list[tuple[int, str]]]:
+    parts = re.findall(r"\d+|\D+", interface.name)
+    return ([(int(part), "") if part.isdigit() else (-1, part) for part in parts],)
+
+
+def read_host(sys_root: Path = Path("/sys"), proc_root: Path = Path("/proc")) -> Host:
+    """The picture of this host as it is now."""
+    states, interfaces = psutil.net_if_stats(), []
+    for name, entries in psutil.net_if_addrs().items():
+        families = (socket.AF_INET, socket.AF_INET6)  # IPv4 first, as resolved names are
+        addresses = [
+            e.address.partition("%")[0] for f in families for e in entries if e.family == f
+        ]
+        state = states.get(name)
+        interfaces.append(
+            Interface(
+                name,
+                tuple(addresses),
+                is_up=state is not None and state.isup,
+                kind=_kind(sys_root / "class/net" / name / "type"),
+                speed_mbit_per_s=_speed(state.speed) if state else None,
+            )
+        )
+    return Host(socket.gethostname(), tuple(interfaces), tuple(read_routes(proc_root / "net")))
+
+
+def _speed(mbit_per_s: int) -> int | None:
+    return mbit_per_s if 0 < mbit_per_s < _SPEED_UNKNOWN else None
+
+
+def _kind(path: Path) -> str:
+    try:
+        return _KINDS.get(path.read_text().strip(), "other")
+    except OSError:
+        return "ethernet"
+
+
+def read_routes(folder: Path) -> Iterator[Route]:
+    """The routes of /proc/net, IPv4 first; none where there is no such file."""
+    for line in _lines(folder / "route")[1:]:
+        name, network, _, flags, _, _, metric, mask, *_ = line.split()
+        if _is_live(flags):
+            bits = bin(int(mask, 16)).count("1")
+            yield Route(name, f"{_ipv4(network)}/{bits}", int(metric))
+    for line in _lines(folder / "ipv6_route"):
+        network, bits, _, _, _, metric, _, _, flags, name = line.split()
+        if _is_live(flags) and name != "lo":
+            address = ipaddress.IPv6Address(int(network, 16))
+            yield Route(name, f"{address}/{int(bits, 16)}", int(metric, 16))
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _is_live(flags: str) -> bool:
+    return int(flags, 16) & (_ROUTE_UP | _ROUTE_REJECT) == _ROUTE_UP
+
+
+def _ipv4(hexadecimal: str) -> ipaddress.IPv4Address:
+    """The kernel prints the number as the processor holds it."""
+    return ipaddress.IPv4Address(int(hexadecimal, 16).to_bytes(4, sys.byteorder))

@@ -1,0 +1,208 @@
+"""Over which network a process talks to the others: chosen on its node before they meet.
+
+Pure over a picture of the host (`hpcddp.cluster.interfaces`) and a way to resolve names; writes
+no variable and knows no torch.
+"""
+
+import fnmatch
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from hpcddp.cluster.adapters import HCA_VARIABLE, NCCL_HCA, Adapters, choose_adapters, read_adapters
+from hpcddp.cluster.interfaces import Host, Interface, read_host
+from hpcddp.cluster.names import Resolve, resolve_name
+from hpcddp.cluster.rendezvous_address import Master, find_master, is_one_host
+from hpcddp.cluster.slurm_step import ADDRESS_VARIABLE
+from hpcddp.cluster.variables import first_set
+from hpcddp.config.layout import ProcessLayout
+from hpcddp.errors import HpcddpError
+
+INTERFACE_VARIABLE = "HPCDDP_INTERFACE"
+DEFAULT_RULE = "default-route"
+GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+_ALL, _NOT = "all:", "^"
+_MUCH_FASTER = 4
+_LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """What was settled for one process.
+
+    `master_addr` is where rank 0 is reached from here, `variables` are to be set in the process's
+    environment, `reasons` say in one line each what was chosen and why.
+    """
+
+    master_addr: str
+    variables: Mapping[str, str] = field(default_factory=dict)
+    reasons: tuple[str, ...] = ()
+
+
+def settle_network(
+    layout: ProcessLayout,
+    environ: Mapping[str, str],
+    *,
+    read: Callable[[], Host] = read_host,
+    resolve: Resolve = resolve_name,
+    adapters: Callable[[], Adapters] = read_adapters,
+) -> Network:
+    """Address and interfaces for this process. A process by itself needs none.
+
+    Raises HpcddpError: `rendezvous` where the master's name leads nowhere, `bad_value` where a
+    rule or an exported name fits no interface of this host.
+    """
+    if layout.world_size == 1:
+        return Network(layout.master_addr)
+    host = read()
+    if is_one_host(layout):
+        return _within(host, layout, environ)
+    master = find_master(layout, environ, host, resolve)
+    found, why = choose_interfaces(environ.get(INTERFACE_VARIABLE, ""), host, master)
+    names = ",".join(interface.name for interface in found)
+    # = is exact, where ib1 is also ib10
+    wanted = {GLOO: (names, why), NCCL: (f"={names}" if names else "", why)}
+    if rule := environ.get(HCA_VARIABLE, "").strip():
+        wanted[NCCL_HCA] = choose_adapters(rule, adapters(), layout, environ, host.name)
+    exported = {name: environ[name] for name in wanted if name in environ}
+    lines = [*master.reasons, *_reasons(exported, wanted, layout, host)]
+    if not exported and not environ.get(INTERFACE_VARIABLE):
+        lines += _faster(found, host)
+    new = {name: value for name, (value, _) in wanted.items() if value and name not in exported}
+    return Network(master.addr, new, tuple(lines))
+
+
+def _within(host: Host, layout: ProcessLayout, environ: Mapping[str, str]) -> Network:
+    """One node: no name is looked up, so that it works offline, and NCCL needs no advice."""
+    slurm_named_it = layout.launcher == "slurm" and not first_set(environ, ADDRESS_VARIABLE)
+    master_addr = _LOOPBACK if slurm_named_it else layout.master_addr
+    if GLOO in environ:
+        exported = {GLOO: environ[GLOO]}
+        return Network(master_addr, {}, tuple(_reasons(exported, {GLOO: ("", "")}, layout, host)))
+    # By itself Gloo would ask a name server for this host's own name.
+    loopback = host.owner_of(_LOOPBACK)
+    return Network(master_addr, {GLOO: loopback.name} if loopback else {})
+
+
+def _reasons(
+    exported: Mapping[str, str],
+    wanted: Mapping[str, tuple[str, str]],
+    layout: ProcessLayout,
+    host: Host,
+) -> list[str]:
+    """A line for every variable; what was exported stays, once it is known to mean something."""
+    lines = []
+    for name, (value, why) in wanted.items():
+        if name in exported:
+            odd = _check(name, exported[name], layout, host)
+            lines.append(f"{name}={exported[name]}: exported by you or set by the profile{odd}")
+        else:
+            lines.append(f"{name}={value}: {why}" if value else f"{name} is left alone: {why}")
+    return lines
+
+
+def _check(name: str, value: str, layout: ProcessLayout, host: Host) -> str:
+    """What is odd about an exported value. Raises HpcddpError where it means nothing here."""
+    if name == GLOO:
+        return _check_gloo(value, host)
+    if name == NCCL and layout.device_index is not None:  # nobody reads it on a CPU
+        _check_nccl(value, host)
+    return ""
+
+
+def choose_interfaces(rule: str, host: Host, master: Master) -> tuple[tuple[Interface, ...], str]:
+    """The interfaces that fit the rule, and why; without a rule the one that leads to the others.
+
+    A rule is `default-route`, or a list of names, patterns (`ib*`) and `infiniband`, of which the
+    first that fits counts; `^` in front means all but these, `all:` takes all that fit. Raises
+    HpcddpError where a rule fits nothing.
+    """
+    rule = rule.strip()
+    if not rule:
+        found, why = master.leads_over(host)
+        return ((found,) if found else ()), why
+    body = rule.removeprefix(_ALL)
+    if body == DEFAULT_RULE:
+        found, why = master.leads_over(host)
+        if found is None:
+            raise _nothing_fits(rule, host, why)
+        return (found,), f"{INTERFACE_VARIABLE}={rule}, and {why}"
+    fitting = fitting_interfaces(rule, host)
+    if not fitting:
+        raise _nothing_fits(rule, host)
+    chosen = fitting if rule != body else (_first(body, fitting, host, master),)
+    return chosen, f"{INTERFACE_VARIABLE}={rule}"
+
+
+def fitting_interfaces(rule: str, host: Host) -> tuple[Interface, ...]:
+    """The usable interfaces that fit a rule's names, in the order of its list."""
+    body = rule.removeprefix(_ALL)
+    items = [item.strip().removeprefix(_NOT) for item in body.split(",") if item.strip()]
+    if body.startswith(_NOT):
+        return tuple(i for i in host.usable if not any(_fits(i, item) for item in items))
+    found = (i for item in items for i in host.usable if _fits(i, item))
+    return tuple(dict.fromkeys(found))
+
+
+def _fits(interface: Interface, item: str) -> bool:
+    if item == "infiniband":
+        return interface.kind == item
+    return fnmatch.fnmatchcase(interface.name, item)
+
+
+def _first(body: str, fitting: tuple[Interface, ...], host: Host, master: Master) -> Interface:
+    """The first; where a rule only says what is not meant, rather the one that leads there."""
+    leading = master.leads_over(host)[0] if body.startswith(_NOT) else None
+    return leading if leading in fitting and leading else fitting[0]
+
+
+def _faster(found: tuple[Interface, ...], host: Host) -> list[str]:
+    """A line where a much faster interface lies idle although nobody asked for the slow one."""
+    speed = found[0].speed_mbit_per_s if found else None
+    others = [i for i in host.usable if (i.speed_mbit_per_s or 0) >= _MUCH_FASTER * (speed or 1)]
+    if not speed or not others:
+        return []
+    best = max(others, key=lambda each: each.speed_mbit_per_s or 0)
+    return [
+        f"{found[0]} is slow beside {best}: `interface` in the cluster profile, or "
+        f"{INTERFACE_VARIABLE}={best.name}, would use that"
+    ]
+
+
+def _nothing_fits(rule: str, host: Host, why: str = "") -> HpcddpError:
+    begins = any(interface.name.startswith(rule) for interface in host.usable)
+    hint = f" (`{rule}*` means every name that begins so)" if begins else ""
+    return HpcddpError(
+        f"{INTERFACE_VARIABLE}={rule}: no interface of {host.name} fits that is up and has an "
+        f"address{hint}{f': {why}' if why else ''}. There: {host.listing()}. Change `interface` in "
+        f"the cluster profile, or export {INTERFACE_VARIABLE} before you submit."
+    )
+
+
+def _check_gloo(value: str, host: Host) -> str:
+    """Refuse names that Gloo would not find; what is odd about the others."""
+    names = [name for name in value.split(",") if name]
+    found = {name: host.named(name) for name in names}
+    missing = [n for n, interface in found.items() if not interface or not interface.has_address]
+    if missing:
+        what = f"no {' and no '.join(missing)} with an address (Gloo takes whole names)"
+        raise _exported_nothing(GLOO, value, what, host)
+    never = [name for name, interface in found.items() if interface and interface.is_never_used]
+    return f", although {', '.join(never)} leads to no other node" if never else ""
+
+
+def _check_nccl(value: str, host: Host) -> None:
+    """Refuse what fits no interface: NCCL's names are beginnings, exact after `=`."""
+    if not value or value.startswith(_NOT):
+        return
+    exact, names = value.startswith("="), value.removeprefix("=").split(",")
+    known = [interface.name for interface in host.interfaces]
+    if not any(k == n if exact else k.startswith(n) for k in known for n in names):
+        raise _exported_nothing(NCCL, value, "no such interface", host)
+
+
+def _exported_nothing(name: str, value: str, what: str, host: Host) -> HpcddpError:
+    return HpcddpError(
+        f"{name}={value}, but {host.name} has {what}. There: {host.listing()}. Export "
+        f"another {name}, change env.{name} in the cluster profile, or leave it out: then "
+        f"{INTERFACE_VARIABLE} decides."
+    )
