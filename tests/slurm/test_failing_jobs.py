@@ -9,12 +9,15 @@ HOLD = "resources.sbatch.hold=true"
 
 
 @pytest.mark.parametrize(
-    ("ending", "said"),
-    [("raise ValueError('boom')", "ValueError: boom"), ("os.kill(os.getpid(), 9)", "Killed")],
+    ("ending", "said", "log"),
+    [
+        ("raise ValueError('boom')", "ValueError: boom", "attempt-000/rank-0002.log"),
+        ("os.kill(os.getpid(), 9)", "Killed", "batch.log"),
+    ],
     ids=["raises", "is_killed"],
 )
 def test_when_one_process_of_a_program_fails_the_others_are_gone(
-    hpcddp, cluster, tmp_path, ending, said
+    hpcddp, cluster, tmp_path, ending, said, log
 ):
     # The others would run on for long; nobody fails before all have written their process ids.
     program = tmp_path / "program.py"
@@ -38,7 +41,7 @@ def test_when_one_process_of_a_program_fails_the_others_are_gone(
     logs = run_dir.batch_log.read_text() + run_dir.rank_log(0, 2).read_text()
     assert said in logs
     assert "gpu-02: task 2" in logs  # srun names who was first
-    assert f"see {run_dir.batch_log}" in status["reason"]
+    assert f"see {run_dir.batch_log.parent / log}" in status["reason"]
 
 
 def submit_held(hpcddp, name, **options):
