@@ -62,6 +62,13 @@ def main() -> None:
     except click.ClickException as error:
         error.show()
         code = EXIT_USAGE
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("hpcddp"):
+            raise
+        code = _complain(
+            f"Python module `{error.name}` is not installed for {sys.executable}. Activate the "
+            "environment that hpcddp was installed in, or install it there: pip install -e ."
+        )
     except BrokenPipeError:
         sys.stderr.close()
         code = EXIT_FAILED

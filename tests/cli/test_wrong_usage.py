@@ -82,3 +82,16 @@ def test_a_folder_that_was_deleted_under_the_user_is_named(verb, tmp_path):
     assert "does not exist any more" in done.stderr
     assert "Traceback" not in done.stderr
     assert done.returncode == 1
+
+
+def test_a_python_without_our_packages_is_sent_to_the_right_environment(tmp_path):
+    blocked = tmp_path / "omegaconf.py"
+    blocked.write_text(
+        "raise ModuleNotFoundError(\"No module named 'omegaconf'\", name='omegaconf')"
+    )
+    environ = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"}
+    words = [sys.executable, "-m", "hpcddp", "submit", "--cluster", "local", "--dry-run"]
+    done = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True)
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    assert "`omegaconf` is not installed" in done.stderr
+    assert sys.executable in done.stderr
