@@ -16,9 +16,12 @@ def losses(run_dir):
     return {r["step"]: r["loss"] for r in read_json_lines(run_dir.metrics) if "loss" in r}
 
 
-def processes_of(job_id):
-    """Global rank and process id of a job's ranks; all nodes share this machine's processes."""
-    wanted = f"SLURM_JOB_ID={job_id}".encode()
+def processes_of(cluster, job_id):
+    """Global rank and process id of a job's ranks.
+
+    All nodes share this machine's processes, and so do other test clusters with their own job 2.
+    """
+    wanted = {f"SLURM_JOB_ID={job_id}".encode(), f"SLURM_CONF={cluster.conf}".encode()}
     for entry in Path("/proc").iterdir():
         try:
             environ = (entry / "environ").read_bytes().split(b"\0") if entry.name.isdigit() else []
@@ -27,7 +30,7 @@ def processes_of(job_id):
             continue
         pairs = dict(item.split(b"=", 1) for item in environ if b"=" in item)
         is_rank = b"run" in command and b"srun" not in command[0] and b"SLURM_STEP_ID" in pairs
-        if is_rank and wanted in environ:
+        if is_rank and wanted <= set(environ):
             yield int(pairs[b"SLURM_PROCID"]), int(entry.name)
 
 
@@ -95,8 +98,7 @@ class Hpcddp:
 
         self.cluster.wait_until(problem, timeout)
 
-    @staticmethod
-    def pid_of_rank(job_id, global_rank):
-        found = dict(processes_of(job_id))
+    def pid_of_rank(self, job_id, global_rank):
+        found = dict(processes_of(self.cluster, job_id))
         assert global_rank in found, f"no process of rank {global_rank} of job {job_id}: {found}"
         return found[global_rank]

@@ -60,7 +60,7 @@ class Victim:
 
     def ranks(self):
         """Process ids by global rank."""
-        return dict(processes_of(self.job_id))
+        return dict(processes_of(self.cluster, self.job_id))
 
 
 class Interruption:
