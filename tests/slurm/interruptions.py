@@ -45,13 +45,16 @@ class Victim:
         reached = max(losses(self.run_dir), default=0) + self.draw.randint(1, _MOST_STEPS_BEFORE)
         self.hpcddp.wait_for_step(self.name, reached)
 
-    def wait_until_pending(self, partition, minutes=60):
-        """Wait for the requeue, and choose where and for how long the next attempt will run."""
+    def restarts(self):
+        return int(self.cluster.show(self.job_id)["Restarts"])
+
+    def wait_until_pending(self, restarts, partition, minutes=60):
+        """Wait for that many restarts; choose where and for how long the next attempt will run."""
 
         def is_pending():
             record = self.cluster.show(self.job_id)
             assert record["Reason"] != "JobHeldUser", "held by Slurm's own restart limit"
-            return record["JobState"] == "PENDING"
+            return record["JobState"] == "PENDING" and int(record["Restarts"]) == restarts
 
         self.wait_until(is_pending, "not requeued", _REQUEUE_S)
         change = [f"jobid={self.job_id}", f"partition={partition}", f"timelimit={minutes}"]
@@ -180,10 +183,9 @@ class NodeFailure(Interruption):
 
     def befall(self, victim):
         node = victim.cluster.show(victim.job_id)["BatchHost"]
-        restarts = victim.cluster.show(victim.job_id)["Restarts"]
+        restarts = victim.restarts()
         kill_slurmd(victim.cluster, node)
-        moved = lambda: victim.cluster.show(victim.job_id)["Restarts"] != restarts  # noqa: E731
-        victim.wait_until(moved, "the node is not missed")
+        victim.wait_until(lambda: victim.restarts() > restarts, "the node is not missed")
         start_slurmd(victim.cluster, node)
 
 
@@ -239,10 +241,11 @@ def befall_all(victim, plan):
         if not kind.comes_early:
             victim.wait_for_training(attempts)
         print(f"{number}: {type(kind).__name__}, step {max(losses(victim.run_dir), default=0)}")
+        restarts = victim.restarts()
         kind.befall(victim)
         if kind.ends_attempt:
             following = next_ending(plan[number + 1 :])
-            victim.wait_until_pending(following.partition, following.minutes)
+            victim.wait_until_pending(restarts + 1, following.partition, following.minutes)
             attempts = victim.count("first_step") + 1
 
 
