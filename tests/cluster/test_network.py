@@ -1,5 +1,6 @@
 """Which interfaces, adapters and address a process uses: all cases of the table; the readers."""
 
+import sys
 import time
 from pathlib import Path
 
@@ -118,7 +119,7 @@ IPV6_ROUTE = (
 )
 
 
-@pytest.mark.skipif("sys.byteorder != 'little'")
+@pytest.mark.skipif(sys.byteorder != "little", reason="the sample is in the byte order of x86-64")
 def test_the_kernels_tables_are_read(tmp_path):
     (tmp_path / "route").write_text(ROUTE)
     (tmp_path / "ipv6_route").write_text(IPV6_ROUTE)

@@ -53,6 +53,17 @@ class Hpcddp:
         assert done.returncode == 0, done.stderr
         return self.status(name)["job_id"]
 
+    def slow_down_pythons(self, folder, seconds):
+        """Let the Python of each process sleep before it does anything: as long as `seconds` says,
+        an expression of its environment `env`.
+        """
+        folder.mkdir()
+        (folder / "sitecustomize.py").write_text(
+            "import sys, time\nfrom os import environ as env\n"
+            f"if 'SLURM_PROCID' in env and 'run' in sys.orig_argv[1:5]:\n    time.sleep({seconds})\n"
+        )
+        self.env["PYTHONPATH"] = f"{folder}:{self.env.get('PYTHONPATH', '')}"
+
     def status(self, name):
         done = self("status", name, "--json")
         assert done.returncode == 0, done.stderr

@@ -173,14 +173,7 @@ def test_a_finished_run_that_is_requeued_does_nothing(hpcddp, cluster, tmp_path)
 
 def test_a_signal_before_python_is_up_is_no_failure(hpcddp, cluster, finish, tmp_path):
     """The first start is killed as SIGTERM kills a Python that has no handler yet."""
-    slow = tmp_path / "site"
-    slow.mkdir()
-    (slow / "sitecustomize.py").write_text(
-        "import os, sys, time\n"
-        "if 'SLURM_PROCID' in os.environ and 'run' in sys.orig_argv[1:5]:\n"
-        "    time.sleep(0 if os.environ.get('SLURM_RESTART_COUNT') else 60)\n"
-    )
-    hpcddp.env["PYTHONPATH"] = f"{slow}:{hpcddp.env.get('PYTHONPATH', '')}"
+    hpcddp.slow_down_pythons(tmp_path / "site", "0 if env.get('SLURM_RESTART_COUNT') else 60")
     words = ["resources.partition=preempt-grace"]
     job_id = hpcddp.submit("demo", *words, command=[*STOPS, str(tmp_path / "demo")])
     cluster.wait(job_id, "RUNNING")
