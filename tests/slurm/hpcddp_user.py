@@ -60,7 +60,8 @@ class Hpcddp:
         folder.mkdir()
         (folder / "sitecustomize.py").write_text(
             "import sys, time\nfrom os import environ as env\n"
-            f"if 'SLURM_PROCID' in env and 'run' in sys.orig_argv[1:5]:\n    time.sleep({seconds})\n"
+            "if 'SLURM_PROCID' in env and 'run' in sys.orig_argv[1:5]:\n"
+            f"    time.sleep({seconds})\n"
         )
         self.env["PYTHONPATH"] = f"{folder}:{self.env.get('PYTHONPATH', '')}"
 
