@@ -9,13 +9,14 @@ Shapes: n images, c = 3 channels, h = w = image_size, k classes.
 """
 
 import copy
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch.nn.modules.dropout import _DropoutNd
+from torch.autograd.function import once_differentiable
 
 _T = TypeVar("_T")
 
@@ -24,7 +25,8 @@ class ThreadedDataParallel(nn.Module):
     """`module` and `num_replicas - 1` copies of it, one thread each.
 
     As with DataParallel, only replica 0 keeps what forward writes into buffers (running statistics
-    of batch norm), and a batch of fewer chunks than replicas leaves some of them idle.
+    of batch norm), and a batch of fewer chunks than replicas leaves some of them idle. Unlike
+    there, a forward must have had its backward before the next, and no second derivative exists.
     """
 
     def __init__(self, module: nn.Module, num_replicas: int) -> None:
@@ -32,8 +34,9 @@ class ThreadedDataParallel(nn.Module):
         self.module = module
         # Not registered: their parameters are nobody's, and are overwritten before each pass.
         self._copies = tuple(copy.deepcopy(module) for _ in range(num_replicas - 1))
-        # All threads draw from one generator, so replicas that draw take turns.
-        self._takes_turns = any(isinstance(part, _DropoutNd) for part in module.modules())
+        # All threads draw from one generator, so replicas that draw (dropout, stochastic depth)
+        # take turns. Whether they do, the first training pass shows; until then they take turns.
+        self._draws: bool | None = None
 
     def forward(self, images_nchw: torch.Tensor) -> torch.Tensor:
         """Logits (n, k) in the order of the images. Raises what a replica raised, with its index.
@@ -44,24 +47,31 @@ class ThreadedDataParallel(nn.Module):
         replicas = [self.module, *self._copies[: len(chunks) - 1]]
         if len(chunks) == 1 or not torch.is_grad_enabled():
             _broadcast(self.module, replicas[1:])
-            return torch.cat(self._apply(replicas, chunks, training_pass=False))
+            return torch.cat(self._apply(replicas, chunks))
         return _ReplicatedPass.apply(self, replicas, chunks, *self.module.parameters())
 
     def _apply(
-        self, replicas: Sequence[nn.Module], chunks: Sequence[torch.Tensor], *, training_pass: bool
+        self, replicas: Sequence[nn.Module], chunks: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
-        autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+        """The outputs of all replicas; in their threads holds what the caller's thread decided."""
+        grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        autocast, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
 
         def run(index: int) -> torch.Tensor:
-            enabled, dtype = autocast
-            replicas[index].train(self.module.training)
             with (
-                torch.set_grad_enabled(training_pass or torch.is_grad_enabled()),
-                torch.autocast("cpu", dtype=dtype, enabled=enabled),
+                torch.inference_mode(inference),
+                torch.set_grad_enabled(grad),
+                torch.autocast("cpu", dtype=dtype, enabled=autocast),
             ):
                 return replicas[index](chunks[index])
 
-        return _in_threads(run, len(chunks), one_by_one=self._takes_turns)
+        if self._draws is not None:
+            return _in_threads(run, len(chunks), one_by_one=self._draws)
+        before = torch.get_rng_state()
+        outputs = _in_threads(run, len(chunks), one_by_one=True)
+        if self.module.training and grad:
+            self._draws = not torch.equal(before, torch.get_rng_state())
+        return outputs
 
 
 def scatter(images_nchw: torch.Tensor, num_replicas: int) -> tuple[torch.Tensor, ...]:
@@ -85,11 +95,12 @@ class _ReplicatedPass(torch.autograd.Function):
     ) -> torch.Tensor:
         _broadcast(owner.module, replicas[1:])
         with torch.enable_grad():
-            outputs = owner._apply(replicas, chunks, training_pass=True)
+            outputs = owner._apply(replicas, chunks)
         ctx.outputs, ctx.replicas = outputs, replicas
         return torch.cat([output.detach() for output in outputs])
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient_nk: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
         outputs, replicas = ctx.outputs, ctx.replicas
         parts_nk = gradient_nk.split([len(output) for output in outputs])
@@ -107,10 +118,12 @@ class _ReplicatedPass(torch.autograd.Function):
 
 
 def _broadcast(module: nn.Module, copies: Sequence[nn.Module]) -> None:
-    """Overwrite parameters and buffers of the copies by those of the module."""
+    """Overwrite parameters and buffers of the copies by those of the module; modes go along."""
     with torch.no_grad():
         tensors = [*module.parameters(), *module.buffers()]
         for one in copies:
+            for ours, theirs in zip(one.modules(), module.modules(), strict=True):
+                ours.training = theirs.training
             for target, source in zip([*one.parameters(), *one.buffers()], tensors, strict=True):
                 target.copy_(source)
 
@@ -118,12 +131,7 @@ def _broadcast(module: nn.Module, copies: Sequence[nn.Module]) -> None:
 def _add_up(gradients: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
     """The sum in the order of the replicas, so that it has the same bits each time."""
     present = [gradient for gradient in gradients if gradient is not None]
-    if not present:
-        return None
-    total = present[0].clone()
-    for gradient in present[1:]:
-        total += gradient
-    return total
+    return functools.reduce(torch.add, present) if present else None
 
 
 def _in_threads(work: Callable[[int], _T], count: int, *, one_by_one: bool = False) -> list[_T]:

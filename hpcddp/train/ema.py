@@ -6,7 +6,7 @@ be one more thing to save; and it puts `module.` before every name.
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -29,8 +29,8 @@ class WeightAverage:
         self.decay = decay
         self.model = copy.deepcopy(source).requires_grad_(False)
         pairs = list(zip(_tensors(self.model), _tensors(source), strict=True))
-        self._averaged = [pair for pair in pairs if pair[0].is_floating_point()]
-        self._copied = [pair for pair in pairs if not pair[0].is_floating_point()]
+        self._averaged = _columns(pair for pair in pairs if pair[0].is_floating_point())
+        self._copied = _columns(pair for pair in pairs if not pair[0].is_floating_point())
 
     @torch.no_grad()
     def update(self, step: int) -> None:
@@ -38,10 +38,9 @@ class WeightAverage:
 
         An update that was left out counts as one that changed nothing.
         """
-        ours, theirs = zip(*self._averaged, strict=True)
-        torch._foreach_lerp_(ours, theirs, 1 - decay_at(step, self.decay))
-        for our, their in self._copied:
-            our.copy_(their)
+        torch._foreach_lerp_(*self._averaged, 1 - decay_at(step, self.decay))
+        if self._copied[0]:  # the counters of batch norm
+            torch._foreach_copy_(*self._copied)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """By the model's own names."""
@@ -50,6 +49,13 @@ class WeightAverage:
     def load(self, saved: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` gave."""
         self.model.load_state_dict(saved)
+
+
+def _columns(
+    pairs: Iterable[tuple[torch.Tensor, torch.Tensor]],
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    both = list(pairs)
+    return [ours for ours, _ in both], [theirs for _, theirs in both]
 
 
 def _tensors(model: nn.Module) -> list[torch.Tensor]:

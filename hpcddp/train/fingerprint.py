@@ -7,7 +7,9 @@ import numpy
 import torch
 
 
-def fingerprint_of(device: torch.device, world_size: int) -> dict[str, Any]:
+def fingerprint_of(
+    device: torch.device, world_size: int, devices_per_process: int = 1
+) -> dict[str, Any]:
     """JSON values that must be equal for a resumed run to end with equal bits.
 
     Of the main process: nodes of one job are taken to be alike.
@@ -21,6 +23,8 @@ def fingerprint_of(device: torch.device, world_size: int) -> dict[str, Any]:
         "numpy": numpy.__version__,
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
+    if devices_per_process > 1:
+        facts["devices_per_process"] = devices_per_process
     if device.type == "cuda":
         facts["device"] = torch.cuda.get_device_name(device)
         facts["cuda"] = torch.version.cuda

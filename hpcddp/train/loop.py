@@ -24,6 +24,7 @@ from hpcddp.train.optim import set_lr
 from hpcddp.train.ownership import Ownership, take_over
 from hpcddp.train.process_group import mean_across_ranks, open_ranks
 from hpcddp.train.randomness import seed_step
+from hpcddp.train.replicas import devices_per_process
 from hpcddp.train.resume import Expected, find_checkpoint, is_finished
 from hpcddp.train.schedule import lr_at
 from hpcddp.train.setup import Session, build_session, check_early
@@ -54,7 +55,7 @@ def train(config: RunConfig, layout: ProcessLayout, run_dir: RunDir, stop_flag: 
     ranks.decide(lambda: take_over(owner, run_dir))
     expected = Expected(
         identity_of(config, run_dir.name),
-        fingerprint_of(device, layout.world_size),
+        fingerprint_of(device, layout.world_size, devices_per_process(config, device)),
         config.checkpoint.strict_fingerprint,
     )
     found = find_checkpoint(run_dir.checkpoints, expected, ranks)
@@ -171,7 +172,7 @@ def _report_step(session: Session, loss: float, clock: StepClock) -> None:
         epoch=round(task.epoch_at(step), 6),
         loss=loss,
         lr=lr_at(step - 1, task.schedule),
-        **clock.take_rates(task.plan),
+        **clock.take_rates(task.plan, devices_per_process(task.config, session.device)),
         **({} if session.skipper is None else {"skipped_steps": session.skipper.count}),
     )
 

@@ -23,12 +23,13 @@ class StepClock:
         self.elapsed_s += elapsed_s
         self.data_wait_s += data_wait_s
 
-    def take_rates(self, plan: BatchPlan) -> dict[str, float]:
+    def take_rates(self, plan: BatchPlan, devices_per_process: int = 1) -> dict[str, float]:
         """Throughput of the whole job and mean seconds per step; the clock starts again."""
+        devices = plan.world_size * devices_per_process
         images_per_s = plan.global_batch * self.steps / self.elapsed_s
         rates = {
             "images_per_s": images_per_s,
-            "images_per_s_per_gpu": images_per_s / plan.world_size,
+            "images_per_s_per_gpu": images_per_s / devices,
             "data_wait_s": self.data_wait_s / self.steps,
             "step_s": self.elapsed_s / self.steps,
         }

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hpcddp.config.batch import check_processes
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.config.schema import RunConfig
 from hpcddp.errors import ConfigError
@@ -76,15 +75,15 @@ class DataParallelReplicas:
     Every backward leaves the whole gradient on the first device, so there is nothing to skip.
     """
 
-    def __init__(self, model: nn.Module, num_devices: int | None) -> None:
+    def __init__(self, model: nn.Module, num_devices: int) -> None:
         device = next(model.parameters()).device
         self.module = model
         self._parallel: nn.Module
         if device.type == "cuda":
-            indices = range(torch.cuda.device_count() if num_devices is None else num_devices)
-            self._parallel = nn.DataParallel(model, device_ids=[*indices], output_device=device)
+            indices = [*range(num_devices)]
+            self._parallel = nn.DataParallel(model, device_ids=indices, output_device=device)
         else:
-            self._parallel = ThreadedDataParallel(model, num_devices or _CPU_REPLICAS)
+            self._parallel = ThreadedDataParallel(model, num_devices)
 
     def __call__(self, images_nchw: torch.Tensor) -> torch.Tensor:
         return self._parallel(images_nchw)
@@ -93,19 +92,23 @@ class DataParallelReplicas:
         return nullcontext()
 
 
-def check_replicas(config: RunConfig, layout: ProcessLayout) -> None:
-    """Raise ConfigError when this kind of replication cannot fill the job."""
-    check_processes(config.train.replicas, layout.world_size)
-    if config.train.replicas == "dp" and layout.device_index is not None:
-        _check_devices(config.train.dp_devices, torch.cuda.device_count())
+def devices_per_process(config: RunConfig, device: torch.device) -> int:
+    """How many devices one process drives: one, but for train.replicas=dp.
 
-
-def _check_devices(wanted: int | None, there: int) -> None:
-    if (wanted or 1) > there:
+    Raises ConfigError when more GPUs are asked for than this process sees.
+    """
+    wanted = config.train.dp_devices
+    if config.train.replicas != "dp":
+        return 1
+    if device.type != "cuda":
+        return wanted or _CPU_REPLICAS
+    there = torch.cuda.device_count()
+    if wanted is not None and wanted > there:
         raise ConfigError(
             f"train.dp_devices={wanted}, and this process sees {there} GPUs. Ask for one task with "
             f"all GPUs of the node (--gpus-per-node {wanted}), or fewer devices."
         )
+    return wanted or there
 
 
 def build_replicas(model: nn.Module, config: RunConfig, layout: ProcessLayout) -> Replicas:
@@ -124,7 +127,8 @@ def _build_ddp(model: nn.Module, config: RunConfig) -> Replicas:
 
 
 def _build_dp(model: nn.Module, config: RunConfig) -> Replicas:
-    return DataParallelReplicas(model, config.train.dp_devices)
+    device = next(model.parameters()).device
+    return DataParallelReplicas(model, devices_per_process(config, device))
 
 
 _BUILDERS: dict[str, Callable[[nn.Module, RunConfig], Replicas]] = {

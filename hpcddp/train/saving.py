@@ -137,16 +137,19 @@ class Saver:
 
     def _mark(self, best: Best) -> None:
         """Its checkpoint is on disk: from here on it stays, and the best before it need not."""
+        if not best.beats(read_best(self.folder)):
+            return  # when it was asked for, a better one was still on its way to the disk
         if self.owner is not None:
             self.owner.check()
+        newest = CheckpointInfo(checkpoint_path(self.folder, best.step), best.step)
+        kept = self.retention
         try:
             write_best(self.folder, best)
+            thin_out(self.folder, newest, kept.keep_last, kept.keep_every_steps)
         except OSError as error:
-            _log.warning("Step %d cannot be marked as the best: %s", best.step, error)
-            return
-        newest = CheckpointInfo(checkpoint_path(self.folder, best.step), best.step)
-        thin_out(self.folder, newest, self.retention.keep_last, self.retention.keep_every_steps)
-        _log.info("step %d is the best so far; its checkpoint stays", best.step)
+            _log.warning("Step %d as the best, or what it replaces: %s", best.step, error)
+        else:
+            _log.info("step %d is the best so far; its checkpoint stays", best.step)
 
     def _store(self, step: int, snapshot: Mapping[str, Any]) -> tuple[CheckpointInfo, float]:
         """Write it, at the second try if need be; what there is then, and in how many seconds."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from hpcddp.config.batch import check_processes
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.config.schema import RunConfig
 from hpcddp.data.datasets import Batch
@@ -24,7 +25,7 @@ from hpcddp.train.nonfinite import LossWatch, StepSkipper
 from hpcddp.train.optim import build_optimizer
 from hpcddp.train.ownership import Ownership
 from hpcddp.train.process_group import Ranks
-from hpcddp.train.replicas import build_replicas, check_replicas
+from hpcddp.train.replicas import build_replicas, devices_per_process
 from hpcddp.train.resume import Found, restore
 from hpcddp.train.saving import Saver
 from hpcddp.train.schedule import describe
@@ -59,7 +60,7 @@ class Session:
 def check_early(config: RunConfig, layout: ProcessLayout) -> None:
     """Raise ConfigError for what can be found wrong without other processes and without data."""
     check_model(config.train.model)
-    check_replicas(config, layout)
+    check_processes(config.train.replicas, layout.world_size)
 
 
 def build_session(
@@ -165,9 +166,10 @@ def _build_saver(
     owner: Ownership | None,
 ) -> Saver:
     kept, identity = task.config.checkpoint, identity_of(task.config, run_dir.name)
+    devices = devices_per_process(task.config, device)
     return Saver(
         folder=run_dir.checkpoints,
-        extra={**identity, "fingerprint": fingerprint_of(device, task.plan.world_size)},
+        extra={**identity, "fingerprint": fingerprint_of(device, task.plan.world_size, devices)},
         retention=Retention(kept.keep_last, kept.keep_every_steps),
         cadence=build_cadence(kept, start_step),
         ranks=ranks,

@@ -84,12 +84,16 @@ def test_every_process_has_its_ranks_and_its_own_log(tmp_path):
 
 def test_a_stop_signal_reaches_the_processes_and_their_exit_code_is_kept(tmp_path):
     shell = f'trap "exit 75" USR2; touch "{tmp_path}/ready-$RANK"; while :; do sleep 0.1; done'
-    process = start(tmp_path, shell)
-    while not all((tmp_path / f"ready-{rank}").exists() for rank in (0, 1)):
-        assert process.poll() is None
-        time.sleep(0.1)
-    process.send_signal(signal.SIGUSR2)
-    assert process.wait(60) == 75
+    process, deadline = start(tmp_path, shell), time.monotonic() + 60
+    try:
+        while not all((tmp_path / f"ready-{rank}").exists() for rank in (0, 1)):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        process.send_signal(signal.SIGUSR2)
+        assert process.wait(60) == 75
+    finally:
+        process.kill()
 
 
 def test_the_script_starts_one_task_per_node_with_all_cores():

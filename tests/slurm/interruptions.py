@@ -138,6 +138,7 @@ class KilledInSave(Interruption):
         folder, deadline = victim.run_dir.checkpoints, time.monotonic() + _START_S
         while not any(entry.name.endswith(".partial") for entry in folder.iterdir()):
             assert time.monotonic() < deadline, f"nothing is saved: {victim.state()}"
+            time.sleep(0.002)
         time.sleep(victim.draw.uniform(0, 0.1))
         for pid in ranks.values():
             with suppress(ProcessLookupError):

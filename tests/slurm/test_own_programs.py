@@ -39,8 +39,10 @@ def test_afterok_waits_through_the_restarts_of_a_run(hpcddp, cluster):
 
 
 def test_a_run_that_waits_for_one_that_fails_does_not_wait_for_ever(hpcddp):
-    hpcddp.submit("first", command=["bash", "-c", "sleep 3; exit 4"])
+    script = f"cd {hpcddp.runs.parent}; until [ -e go ]; do sleep 0.2; done; exit 4"
+    hpcddp.submit("first", command=["bash", "-c", script])
     hpcddp.submit("second", "--afterok", "first", command=["bash", "-c", "true"])
+    (hpcddp.runs.parent / "go").touch()
     hpcddp.wait_for("first", "failed")
     status = hpcddp.wait_for("second", "cancelled")
     assert status["exit_code"] is None

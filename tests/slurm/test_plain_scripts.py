@@ -85,14 +85,14 @@ def test_ddp_trains_on_two_nodes(user, cluster, hpcddp):
 
 
 def test_preemptible_stops_comes_back_and_finishes(user, cluster, hpcddp):
-    words = f"{{}} {TRAIN} train.max_steps=24"
+    words = f"{{}} {TRAIN} train.max_steps=100"
     job_id = user.send("preemptible", words, *ONE, "--partition=preempt-grace")
-    cluster.wait_for_output(job_id, "step 2/24", 1, timeout=120)
+    cluster.wait_for_output(job_id, "step 2/100", 1, timeout=120)
     cluster.preempt(job_id)
     cluster.wait_until(lambda: "" if cluster.show(job_id)["Restarts"] == "1" else "no restart", 60)
     user.complete(job_id)
     [stopped], [resumed] = (hpcddp.events("preemptible", kind) for kind in ("stopped", "resumed"))
-    assert 2 <= stopped["step"] == resumed["step"] < 24
+    assert 2 <= stopped["step"] == resumed["step"] < 100
     assert cluster.show(job_id)["Restarts"] == "1"
     assert sorted(losses(hpcddp.run_dir("preemptible"))) == list(range(1, 25))
     assert len(hpcddp.events("preemptible", "submitted")) == 1

@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from hpcddp_user import ROOT
+from hpcddp_user import ROOT, processes_of
 from interruptions import kill_slurmd, start_slurmd
 
 # Tells its start in $0, and ends by itself once $0.told exists.
@@ -176,8 +176,7 @@ def test_a_signal_before_python_is_up_is_no_failure(hpcddp, cluster, finish, tmp
     hpcddp.slow_down_pythons(tmp_path / "site", "0 if env.get('SLURM_RESTART_COUNT') else 60")
     words = ["resources.partition=preempt-grace"]
     job_id = hpcddp.submit("demo", *words, command=[*STOPS, str(tmp_path / "demo")])
-    cluster.wait(job_id, "RUNNING")
-    time.sleep(2)
+    cluster.wait_until(lambda: "" if dict(processes_of(cluster, job_id)) else "no process", 60)
     cluster.preempt(job_id)
     event = hpcddp.wait_for_event("demo", "requeued")
     assert (event["reason"], event["exit_code"]) == ("preempted", 143)

@@ -14,7 +14,9 @@ from hpcddp.checkpoint_kept import BEST_FILE, Best, read_best, thin_out, write_b
 from hpcddp.cli.checkpoint import command
 from hpcddp.errors import HpcddpError
 from hpcddp.run_dir import RunDir
-from hpcddp.train.checkpoint import save_checkpoint
+from hpcddp.train import saving
+from hpcddp.train.checkpoint import Retention, save_checkpoint
+from hpcddp.train.saving import Saver
 
 NAN, INF = math.nan, math.inf
 
@@ -136,8 +138,6 @@ def test_list_shows_the_best(tmp_path, monkeypatch):
 
 
 def test_an_older_copy_of_the_run_marks_nothing(tmp_path):
-    from hpcddp.train.saving import Saver
-
     class Replaced:
         def check(self):
             raise HpcddpError("belongs to another start", "superseded")
@@ -146,3 +146,27 @@ def test_an_older_copy_of_the_run_marks_nothing(tmp_path):
     with pytest.raises(HpcddpError, match="another start"):
         saver._mark(Best(7, 0.5, 1.0))
     assert not (tmp_path / BEST_FILE).exists()
+
+
+def saver_with(folder, *steps):
+    for step in steps:
+        save_checkpoint(folder, step, {}, {}, keep_last=9)
+    return Saver(folder, {}, Retention(1), None, None, None, True, steps[-1], keep_best=True)
+
+
+def test_a_worse_state_that_was_asked_for_while_the_best_was_being_written_is_not_marked(tmp_path):
+    saver = saver_with(tmp_path, 4, 6)
+    saver._mark(Best(4, 0.8, 1.0))
+    saver._mark(Best(6, 0.5, 1.0))
+    assert read_best(tmp_path) == Best(4, 0.8, 1.0)
+    assert steps_in(tmp_path) == [4, 6]
+
+
+def test_older_ones_that_cannot_be_listed_do_not_end_training(tmp_path, monkeypatch):
+    def broken(*_):
+        raise OSError(5, "Input/output error")
+
+    saver = saver_with(tmp_path, 4)
+    monkeypatch.setattr(saving, "thin_out", broken)
+    saver._mark(Best(4, 0.8, 1.0))
+    assert read_best(tmp_path) == Best(4, 0.8, 1.0)

@@ -3,9 +3,11 @@
 import pytest
 import torch
 from torch import nn
+from train_ranks import small_config
 
+from hpcddp.errors import ConfigError
 from hpcddp.train.data_parallel import ThreadedDataParallel, scatter
-from hpcddp.train.replicas import DataParallelReplicas
+from hpcddp.train.replicas import DataParallelReplicas, devices_per_process
 
 
 def model(*, norm=True):
@@ -144,9 +146,102 @@ def test_what_the_caller_decides_holds_in_the_threads(images):
     assert all(map(torch.equal, before, made.buffers()))
 
 
+class Drawing(nn.Module):
+    """Draws by a function, as densenet's and convnext's layers do, not by a Dropout layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, images_nchw):
+        return nn.functional.dropout(self.layer(images_nchw), training=self.training)
+
+
+def test_what_draws_without_a_dropout_layer_takes_turns_too():
+    made, batch = Drawing(), torch.randn(8, 3)
+    parallel = ThreadedDataParallel(made, 4)
+
+    def gradient():
+        torch.manual_seed(3)
+        made.zero_grad()
+        parallel(batch).sum().backward()
+        return made.layer.weight.grad.clone()
+
+    gradient()  # shows that it draws
+    first = gradient()
+    assert parallel._draws
+    assert all(torch.equal(first, gradient()) for _ in range(20))
+
+
+def test_what_does_not_draw_does_not_wait_for_its_turn(images):
+    parallel = ThreadedDataParallel(ready(model(), images), 2)
+    parallel(images).sum().backward()
+    assert parallel._draws is False
+
+
+class Noting(nn.Module):
+    """Notes what holds where it runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def forward(self, images_nchw):
+        self.seen.append((torch.is_grad_enabled(), torch.is_inference_mode_enabled()))
+        return images_nchw
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [(torch.enable_grad, (True, False)), (torch.no_grad, (False, False)),
+     (torch.inference_mode, (False, True))],
+)  # fmt: skip
+def test_the_threads_compute_gradients_as_the_caller_does(mode, expected):
+    noting = Noting()
+    with mode():
+        ThreadedDataParallel(noting, 2)(torch.zeros(4, 3))
+    assert noting.seen[0] == expected
+
+
+def test_a_part_that_was_frozen_in_eval_stays_so(images):
+    made = ready(model(), images)
+    made[1].eval()
+    before = [buffer.clone() for buffer in made.buffers()]
+    parallel = ThreadedDataParallel(made, 3)
+    expected = made(images)
+    assert torch.allclose(parallel(images), expected, atol=1e-12)
+    assert not made[1].training
+    assert all(map(torch.equal, before, made.buffers()))
+
+
+@pytest.mark.parametrize(
+    ("words", "device", "there", "expected"),
+    [
+        ((), "cpu", 0, 1),
+        (("train.replicas=ddp", "train.dp_devices=3"), "cuda", 4, 1),
+        (("train.replicas=dp",), "cpu", 0, 2),
+        (("train.replicas=dp", "train.dp_devices=3"), "cpu", 0, 3),
+        (("train.replicas=dp",), "cuda", 4, 4),
+        (("train.replicas=dp", "train.dp_devices=3"), "cuda", 4, 3),
+    ],
+)
+def test_the_devices_of_one_process(monkeypatch, words, device, there, expected):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
+    assert devices_per_process(small_config(*words), torch.device(device)) == expected
+
+
+def test_more_gpus_than_there_are_are_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    config = small_config("train.replicas=dp", "train.dp_devices=4")
+    with pytest.raises(ConfigError, match=r"sees 2 GPUs.*--gpus-per-node 4"):
+        devices_per_process(config, torch.device("cuda"))
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_on_gpus_it_is_torchs_own():
     replicas = DataParallelReplicas(nn.Linear(3, 2).cuda(), 2)
-    replicas(torch.zeros(4, 3).cuda()).sum().backward()
+    assert replicas._parallel.device_ids == [0, 1]
+    replicas(torch.ones(4, 3).cuda()).sum().backward()
     assert replicas.module.bias.grad.tolist() == [4.0, 4.0]
+    assert replicas.module.weight.grad.tolist() == [[4.0] * 3] * 2

@@ -78,7 +78,8 @@ def test_rates_are_counted_from_the_steps_alone():
         "step_s": 1.0,
     }
     clock.add(2.0, 0.0)
-    assert clock.take_rates(plan)["images_per_s"] == 32.0
+    rates = clock.take_rates(plan, devices_per_process=4)
+    assert (rates["images_per_s"], rates["images_per_s_per_gpu"]) == (32.0, 4.0)
 
 
 SHARES = [(10, 4, 2), (7, 3, 5), (9, 2, 2), (3, 4, 1)]

@@ -182,6 +182,7 @@ def test_while_torch_is_imported(signum, tmp_path):
         deadline = time.monotonic() + DEADLINE_S
         while not has_loaded_torch(psutil.Process(run.pid)):
             assert time.monotonic() < deadline
+            time.sleep(0.01)
         run.send_signal(signum)
         output, _ = run.communicate(timeout=DEADLINE_S)
     assert run.returncode == 75, output

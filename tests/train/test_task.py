@@ -3,7 +3,7 @@ from train_ranks import small_config
 
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.errors import ConfigError
-from hpcddp.train.replicas import check_replicas
+from hpcddp.train.setup import check_early
 from hpcddp.train.task import build_task, identity_of
 
 
@@ -56,11 +56,12 @@ def test_a_batch_that_does_not_divide_is_refused():
         task_of(world_size=3)
 
 
-def test_one_replica_cannot_fill_a_job_of_many():
-    config = small_config("train.replicas=single")
-    check_replicas(config, ProcessLayout())
-    with pytest.raises(ConfigError, match=r"trains one process, and this job has 4"):
-        check_replicas(config, ProcessLayout(world_size=4))
+@pytest.mark.parametrize("replicas", ["single", "dp"])
+def test_one_process_cannot_fill_a_job_of_many(replicas):
+    config = small_config(f"train.replicas={replicas}")
+    check_early(config, ProcessLayout())
+    with pytest.raises(ConfigError, match=rf"{replicas} trains in one process.* 4 were asked for"):
+        check_early(config, ProcessLayout(world_size=4))
 
 
 def test_the_identity_of_a_run_ignores_what_may_change():
