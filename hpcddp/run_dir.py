@@ -135,7 +135,7 @@ class RunDir:
 
     def read_events(self) -> list[dict[str, Any]]:
         """All events so far, oldest first."""
-        return list(read_json_lines(self.events))
+        return [record for record in read_json_lines(self.events) if "event" in record]
 
 
 def append_json_line(path: Path, record: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ no variable and knows no torch.
 """
 
 import fnmatch
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hpcddp.cluster.adapters import HCA_VARIABLE, NCCL_HCA, Adapters, choose_adapters, read_adapters
@@ -59,8 +59,7 @@ def settle_network(
     master = find_master(layout, environ, host, resolve)
     found, why = choose_interfaces(environ.get(INTERFACE_VARIABLE, ""), host, master)
     names = ",".join(interface.name for interface in found)
-    # = is exact, where ib1 is also ib10
-    wanted = {GLOO: (names, why), NCCL: (f"={names}" if names else "", why)}
+    wanted = {GLOO: (names, why), NCCL: _for_nccl(found, why, environ, host)}
     if rule := environ.get(HCA_VARIABLE, "").strip():
         wanted[NCCL_HCA] = choose_adapters(rule, adapters(), layout, environ, host.name)
     exported = {name: environ[name] for name in wanted if name in environ}
@@ -69,6 +68,18 @@ def settle_network(
         lines += _faster(found, host)
     new = {name: value for name, (value, _) in wanted.items() if value and name not in exported}
     return Network(master.addr, new, tuple(lines))
+
+
+def _for_nccl(
+    found: Sequence[Interface], why: str, environ: Mapping[str, str], host: Host
+) -> tuple[str, str]:
+    """The same interfaces; but where nobody has said any, NCCL's own choice prefers InfiniBand."""
+    is_slow = all(interface.kind != "infiniband" for interface in found)
+    has_fast = any(interface.kind == "infiniband" for interface in host.usable)
+    if is_slow and has_fast and not environ.get(INTERFACE_VARIABLE, "").strip():
+        return "", "NCCL prefers the InfiniBand interfaces by itself"
+    names = ",".join(interface.name for interface in found)
+    return (f"={names}" if names else ""), why  # = is exact, where ib1 is also ib10
 
 
 def _within(host: Host, layout: ProcessLayout, environ: Mapping[str, str]) -> Network:

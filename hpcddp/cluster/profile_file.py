@@ -28,7 +28,7 @@ _BLOCKS = ("nodes", "queues", "variants")
 _SETTINGS = ("env", "caches")
 _ONLY_IN = {"node_type": "queues", "when": "variants"}
 # Filled in by a shell between double quotes: nothing that could start a command or end the quotes.
-_EXPANDED = re.compile(r"[\w./:=,@%+^~ -]*(\$(\{\w+\}|\w+)[\w./:=,@%+^~ -]*)*")
+EXPANDED = re.compile(r"[\w./:=,@%+^~ -]*(\$(\{\w+\}|\w+)[\w./:=,@%+^~ -]*)*")
 
 
 @dataclass(slots=True)
@@ -194,7 +194,7 @@ def _check_setting(where: str, name: str, setting: Any) -> None:  # noqa: ANN401
         raise ConfigError(f'{where}.value must be text; quote it: "{value}".')
     if not re.fullmatch(r"[A-Za-z_]\w*", str(name)):
         raise ConfigError(f"{where}: `{name}` is no name of a variable.")
-    if "$" in value and not _EXPANDED.fullmatch(value):
+    if "$" in value and not EXPANDED.fullmatch(value):
         raise ConfigError(
             f"{where}.value={value}: beside $NAME only letters, digits and ./:=,@%+^~- may be "
             "there. Use a line of setup_task for more."

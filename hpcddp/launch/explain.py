@@ -11,9 +11,9 @@ from hpcddp.cluster.profile_schema import EnvSetting, Preemption
 from hpcddp.cluster.scrub import looks_secret
 from hpcddp.cluster.variable_check import variable_warnings
 from hpcddp.errors import HpcddpError
-from hpcddp.launch.limits import check_account
+from hpcddp.launch.limits import check_forbidden
 from hpcddp.launch.render import option_warnings, sbatch_options
-from hpcddp.launch.request import ResolvedRequest, processes_per_node
+from hpcddp.launch.request import ResolvedRequest, check_sizes, processes_per_node
 from hpcddp.launch.step import Place, has_needed, srun_options
 from hpcddp.run_dir import RunDir
 
@@ -93,7 +93,7 @@ def explain(
         preemption=preemption_text(profile.preempt),
         warnings=(
             *_age(profile, today),
-            *_refusals(request),
+            *_refusals(request, options, step),
             *option_warnings(config, profile, place),
             *exported_warnings(profile, environ),
         ),
@@ -132,12 +132,17 @@ def _age(profile: ClusterProfile, today: datetime.date) -> Iterator[str]:
         )
 
 
-def _refusals(request: ResolvedRequest) -> Iterator[str]:
+def _refusals(request: ResolvedRequest, *options: Mapping[str, Any]) -> Iterator[str]:
     """What `submit` would refuse, and an explanation only mentions."""
-    try:
-        check_account(request.config.resources, request.profile)
-    except HpcddpError as error:
-        yield error.message
+    checks = (
+        lambda: check_sizes(request.config, request.profile),
+        lambda: check_forbidden(request.profile, *options),
+    )
+    for check in checks:
+        try:
+            check()
+        except HpcddpError as error:
+            yield error.message
 
 
 def _option_rows(kind: str, options: Mapping[str, Any], request: ResolvedRequest) -> Iterator[Row]:

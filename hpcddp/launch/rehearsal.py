@@ -6,7 +6,7 @@ Sends two runs and watches them; what each of them does is `submit`'s and `train
 import math
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -208,11 +208,11 @@ def _status(run_dir: RunDir) -> RunStatus:
 
 
 def _first_save(run_dir: RunDir) -> Mapping[str, Any]:
-    """Of an interrupted run the one that the signal caused."""
-    saves: Sequence[Mapping[str, Any]] = [
-        event for event in run_dir.read_events() if event["event"] == "checkpoint"
-    ]
-    return saves[0] if saves else {}
+    """The first checkpoint; of an interrupted run the first since the signal, which it caused."""
+    events = run_dir.read_events()
+    since = next((e["signal_time"] for e in events if "signal_time" in e), 0.0)
+    saves = (e for e in events if e["event"] == "checkpoint" and e["time"] >= since)
+    return next(saves, {})
 
 
 def _seconds_between(first: Attempt | None, second: Attempt | None) -> float | None:

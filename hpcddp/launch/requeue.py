@@ -33,7 +33,11 @@ _SUBMITTED_FIELDS = ("run", "launcher", "cluster", "nodes", "processes_per_node"
 def finish_attempt(
     run_dir: RunDir, exit_code: int, environ: Mapping[str, str], *, terminated: bool = False
 ) -> int:
-    """Decide, record, and act; returns the exit code for the batch script."""
+    """Decide, record, and act; returns the exit code for the batch script.
+
+    75 is answered with 75 whatever was decided: any other answer to it tells the script that this
+    call could not run, and that it must requeue by itself.
+    """
     config, attempt = read_config(run_dir), int(environ.get("HPCDDP_ATTEMPT", "0"))
     why = StopReason.UNKNOWN
     if "SLURM_JOB_ID" in environ and exit_code != EXIT_DONE:
@@ -52,7 +56,7 @@ def finish_attempt(
     _record(run_dir, decision, ending, events)
     if decision.event == "requeued" and why is not StopReason.REQUEUED:
         return _start_again(run_dir, decision, environ)
-    return decision.exit_code
+    return EXIT_AGAIN if exit_code == EXIT_AGAIN else decision.exit_code
 
 
 def _is_superseded(events: Sequence[Event], attempt: int, environ: Mapping[str, str]) -> bool:
@@ -133,13 +137,17 @@ def _send_anew(run_dir: RunDir) -> str | None:
     """
     from hpcddp.launch.slurm import submit_to_slurm
 
+    events = run_dir.read_events()
+    if any(event["event"] == "cancelled" for event in since_sent(events)):
+        return None  # while Slurm was being asked for the requeue
+    newest = next((e for e in reversed(events) if e["event"] == "submitted"), {})
+    fields: dict[str, Any] = {key: newest[key] for key in _SUBMITTED_FIELDS if key in newest}
     try:
-        job_id = submit_to_slurm(run_dir, "--dependency=singleton")
+        fields["job_id"] = submit_to_slurm(run_dir, "--dependency=singleton")
     except SubmissionFailed as error:
-        return str(error)
-    first = next((e for e in run_dir.read_events() if e["event"] == "submitted"), {})
-    place = {key: first[key] for key in _SUBMITTED_FIELDS if key in first}
-    run_dir.append_event("submitted", **place, job_id=job_id, again=True)
+        if not error.maybe_sent:
+            return str(error)
+    run_dir.append_event("submitted", **fields, again=True)
     return None
 
 

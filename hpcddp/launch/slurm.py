@@ -21,6 +21,7 @@ from hpcddp.errors import SubmissionFailed
 from hpcddp.launch.sbatch import last_words, sbatch_words
 from hpcddp.run_dir import RunDir
 
+_NO_ANSWER = ("timed out", "Zero Bytes")  # of the controller to sbatch
 # A terminal sends Ctrl-C to all of its programs; an sbatch that it ends may have queued the job.
 _DEAF_TO_CTRL_C = ("sh", "-c", 'trap "" INT; exec "$@"', "sh")
 
@@ -58,7 +59,8 @@ class ScriptExecutor(SlurmExecutor):
         text = string.decode() if isinstance(string, bytes) else string
         found = re.findall(r"^(\d+)(?:;\S*)?$", text, flags=re.MULTILINE)
         if not found:
-            raise SubmissionFailed(f"sbatch answered {text!r}; a job id was expected")
+            said = f"sbatch answered {text!r}; a job id was expected"
+            raise SubmissionFailed(said, maybe_sent=True)
         return found[-1]
 
 
@@ -71,7 +73,7 @@ def submit_to_slurm(run_dir: RunDir, *options: str) -> str:
     try:
         return ScriptExecutor(run_dir.path / "submitit", script, *options).send()
     except SubmissionFailed as error:
-        if "timed out" not in str(error):
+        if not error.maybe_sent and not any(word in str(error) for word in _NO_ANSWER):
             raise
         raise SubmissionFailed(
             f"{error}. Slurm may have taken the job all the same: before you send it again, look "

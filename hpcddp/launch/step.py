@@ -13,6 +13,7 @@ from typing import Any
 
 from hpcddp.cluster.options import check_value, long_name
 from hpcddp.cluster.profile import ClusterProfile
+from hpcddp.cluster.profile_file import EXPANDED
 from hpcddp.cluster.profile_schema import EnvSetting
 from hpcddp.config.schema import Resources
 from hpcddp.errors import ConfigError
@@ -106,7 +107,15 @@ def has_needed(setting: EnvSetting, options: Mapping[str, Any]) -> bool:
 
 
 def export_line(name: str, setting: EnvSetting) -> str:
-    """Shell that sets the variable unless its user has; `prepend` puts it in front."""
+    """Shell that sets the variable unless its user has; `prepend` puts it in front.
+
+    Raises ConfigError for a value in which the shell would run or quote something.
+    """
+    if "$" in setting.value and not EXPANDED.fullmatch(setting.value):
+        raise ConfigError(
+            f"{name}={setting.value}: only variables ($NAME, ${{NAME}}) may stand in a value that "
+            "the shell expands. Remove quotes, backslashes, `$(` and the like."
+        )
     value = f'"{setting.value}"' if "$" in setting.value else shlex.quote(setting.value)
     if setting.prepend:
         return f'export {name}={value}"${{{name}:+:${name}}}"'

@@ -6,14 +6,14 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpcddp.cluster.options import check_text
 from hpcddp.config.layout import EXIT_FAILED
 from hpcddp.config.write import config_text
-from hpcddp.errors import ConfigError, SubmissionFailed
+from hpcddp.errors import ConfigError, HpcddpError, SubmissionFailed
 from hpcddp.launch.code import record_code
 from hpcddp.launch.render import Place, option_warnings, render_script
 from hpcddp.launch.request import ResolvedRequest, check_sizes, processes_per_node
@@ -72,13 +72,24 @@ def send_job(submission: Submission, *options: str) -> str:
     try:
         with _interrupts_held():  # a job that was taken and not recorded would be lost
             job_id = _send_to(submission, options)
-            _record_submission(submission, job_id=job_id)
+            _record_sent(submission, job_id)
     except SubmissionFailed as error:
         if error.maybe_sent:  # its own events will tell its id
             _record_submission(submission)
         run_dir.append_event("failed", reason=f"{_NOT_SUBMITTED}: {error}", exit_code=EXIT_FAILED)
         raise
     return job_id
+
+
+def _record_sent(submission: Submission, job_id: str) -> None:
+    try:
+        _record_submission(submission, job_id=job_id)
+    except OSError as error:
+        raise HpcddpError(
+            f"Job {job_id} was sent, but {submission.run_dir.events} cannot be written: "
+            f"{error.strerror}. Nothing here will know the job: make room and cancel it (scancel "
+            f"{job_id}), or look after it by its number."
+        ) from None
 
 
 def _record_submission(submission: Submission, **job_id: str) -> None:
@@ -108,7 +119,7 @@ def write_run_dir(submission: Submission) -> None:
     """Create the folder with config.yaml, code.json and job.sbatch."""
     run_dir = submission.run_dir
     if _was_refused(run_dir):
-        shutil.rmtree(run_dir.path)  # Slurm never had it: the name is as good as new
+        _clear_away(run_dir)
     try:
         run_dir.path.mkdir(parents=True)
     except FileExistsError:
@@ -129,6 +140,20 @@ def write_run_dir(submission: Submission) -> None:
     except OSError as error:
         shutil.rmtree(run_dir.path, ignore_errors=True)  # half a run would only occupy the name
         raise ConfigError(f"Cannot write to {run_dir.path}: {error.strerror}.") from None
+
+
+def _clear_away(run_dir: RunDir) -> None:
+    """Slurm never had this run: its name is as good as new.
+
+    Renamed first, so that of two who do this at once only one deletes, and nothing that was sent.
+    """
+    aside = RunDir(run_dir.path.with_name(f".{os.getpid()}.refused"))
+    with suppress(OSError):
+        run_dir.path.rename(aside.path)
+        if _was_refused(aside):
+            shutil.rmtree(aside.path)
+        else:
+            aside.path.rename(run_dir.path)
 
 
 def _was_refused(run_dir: RunDir) -> bool:

@@ -6,6 +6,7 @@ nodes have a second name on the fast network.
 """
 
 import argparse
+import contextlib
 import os
 import signal
 import socket
@@ -87,9 +88,16 @@ def run_torchrun(words: Sequence[str]) -> int:
 
 
 def _forward(signum: int, frame: FrameType | None) -> None:
-    """Hand on what Slurm sends; this process waits for those that save."""
-    for child in psutil.Process().children():
-        child.send_signal(signum)
+    """Hand on what Slurm sends; this process waits for those that save. Before it has started any
+    there is nothing to save.
+    """
+    children = psutil.Process().children()
+    for child in children:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just left by itself
+            child.send_signal(signum)
+    if not children:
+        signal.signal(signum, signal.SIG_DFL)
+        os.kill(os.getpid(), signum)
 
 
 def main(words: Sequence[str] | None = None) -> int:

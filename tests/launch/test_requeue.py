@@ -1,12 +1,15 @@
 """Whether a run starts again: a pure decision over srun's exit code and the run's history."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from hpcddp.config.load import Layer, resolve
 from hpcddp.config.schema import RequeueConfig
 from hpcddp.config.write import config_text
+from hpcddp.errors import SubmissionFailed
 from hpcddp.launch import decision as rules
-from hpcddp.launch import requeue, stop_reason
+from hpcddp.launch import requeue, slurm, stop_reason
 from hpcddp.launch.decision import Ending
 from hpcddp.launch.history import since_sent
 from hpcddp.launch.requeue import finish_attempt
@@ -322,7 +325,58 @@ def test_a_program_that_fails_in_one_task_is_not_revived_for_the_75_of_the_other
         "srun: error: gpu-01: task 0: Exited with exit code 1",
         "srun: error: gpu-01: task 1: Exited with exit code 75",
     )
-    assert finish_attempt(own_run, 75, {"SLURM_JOB_ID": "7"}) == 1
+    # The script takes any other answer to 75 for a call that could not run, and requeues by itself.
+    assert finish_attempt(own_run, 75, {"SLURM_JOB_ID": "7"}) == 75
+    event = own_run.read_events()[-1]
+    assert (event["event"], event["exit_code"]) == ("failed", 1)
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    """Slurm forbids to requeue; what a new job would be sent with, and how sbatch answers."""
+    monkeypatch.undo()  # of `_send_anew`
+    monkeypatch.setattr(stop_reason, "show_job", lambda job_id: JobInfo("7", state="RUNNING"))
+    monkeypatch.setattr(requeue, "_scontrol", lambda words: "disabled")
+    calls = SimpleNamespace(options=[], answer="8")
+
+    def submit(run_dir, *options):
+        calls.options.append(options)
+        if isinstance(calls.answer, Exception):
+            raise calls.answer
+        return calls.answer
+
+    monkeypatch.setattr(slurm, "submit_to_slurm", submit)
+    return calls
+
+
+def test_the_new_job_is_described_as_the_newest_submission_was(run_dir, sent):
+    run_dir.append_event("submitted", nodes=4, run="r", launcher="slurm", job_id="7")
+    finish_attempt(run_dir, 75, {"SLURM_JOB_ID": "7"})
+    event = run_dir.read_events()[-1]
+    assert (event["event"], event["nodes"], event["job_id"]) == ("submitted", 4, "8")
+
+
+def test_a_new_job_that_may_have_been_taken_is_no_refusal(run_dir, sent):
+    sent.answer = SubmissionFailed("timed out", maybe_sent=True)
+    finish_attempt(run_dir, 75, {"SLURM_JOB_ID": "7"})
+    event = run_dir.read_events()[-1]
+    assert (event["event"], "job_id" in event) == ("submitted", False)
+
+
+def test_a_run_that_is_cancelled_while_slurm_is_asked_is_not_sent_anew(run_dir, sent, monkeypatch):
+    def cancelled_meanwhile(words):
+        run_dir.append_event("cancelled", by="ada")
+        return "disabled"
+
+    monkeypatch.setattr(requeue, "_scontrol", cancelled_meanwhile)
+    finish_attempt(run_dir, 75, {"SLURM_JOB_ID": "7"})
+    assert sent.options == []
+
+
+def test_a_line_that_is_no_event_is_passed_over(own_run):
+    with own_run.events.open("a") as file:
+        file.write('{"note": "by hand"}\n')
+    assert finish_attempt(own_run, 7, {}) == 7
     assert own_run.read_events()[-1]["event"] == "failed"
 
 

@@ -251,6 +251,23 @@ def test_a_name_that_slurm_has_refused_may_be_used_again(fake_sbatch):
     assert "lr: 0.5" not in run_dir.config.read_text()
 
 
+def test_a_run_whose_job_may_be_queued_keeps_its_name(fake_sbatch):
+    (fake_sbatch / "bin" / "sbatch").write_text("#!/bin/sh\necho 'Your job was taken. Enjoy!'\n")
+    with pytest.raises(SubmissionFailed, match="a job id was expected"):
+        hpcddp("submit", "--cluster", "generic", "--name", "r")
+    with pytest.raises(HpcddpError, match="exists already"):
+        hpcddp("submit", "--cluster", "generic", "--name", "r")
+
+
+def test_a_job_whose_id_cannot_be_written_down_is_told(fake_sbatch, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(RunDir, "append_event", full)
+    with pytest.raises(HpcddpError, match=r"Job 4711 was sent.*scancel 4711"):
+        hpcddp("submit", "--cluster", "generic", "--name", "r")
+
+
 def squeue_line(job_id, state):
     values = [job_id, state, "main", "0", "0", "1", "1", "9999999999", "n1", "None"]
     return f"echo '{'|'.join(values)}'\n"
