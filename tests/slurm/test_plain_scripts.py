@@ -94,7 +94,7 @@ def test_preemptible_stops_comes_back_and_finishes(user, cluster, hpcddp):
     [stopped], [resumed] = (hpcddp.events("preemptible", kind) for kind in ("stopped", "resumed"))
     assert 2 <= stopped["step"] == resumed["step"] < 100
     assert cluster.show(job_id)["Restarts"] == "1"
-    assert sorted(losses(hpcddp.run_dir("preemptible"))) == list(range(1, 25))
+    assert sorted(losses(hpcddp.run_dir("preemptible"))) == list(range(1, 101))
     assert len(hpcddp.events("preemptible", "submitted")) == 1
     status = hpcddp.status("preemptible")
     assert [attempt["end"] for attempt in status["attempts"]] == ["preempted", "finished"]

@@ -1,6 +1,6 @@
 """A stop signal from outside at every kind of moment: one step, one whole checkpoint, code 75.
 
-Each child says when it has come to the moment in question and stays there long enough.
+Each child says when it has come to the moment in question and stays there until it is signalled.
 """
 
 import os
@@ -21,7 +21,8 @@ from hpcddp.run_dir import RunDir
 from hpcddp.stop_flag import STOP_SIGNALS
 
 ROOT = Path(__file__).parents[2]
-STAY_S = 1.0  # every test passes whatever this is; too short a stay would only test less
+SIGNALLED = "signalled"  # the file by which the test says that it has sent its signals
+SETTLE_S = 0.3  # for the other ranks to come as far as they can, and for a signal to be noticed
 
 
 class Moment:
@@ -29,12 +30,14 @@ class Moment:
 
     def __init__(self, run_dir, layout):
         self.path = run_dir / f"there-{layout.global_rank}"
+        self.signalled = run_dir / SIGNALLED
         self.global_rank = layout.global_rank
 
     def stay(self):
         if not self.path.exists():
             self.path.touch()
-            time.sleep(STAY_S)
+            wait_for(self.signalled)
+            time.sleep(SETTLE_S)
 
 
 def before_call(module, name, act):
@@ -54,8 +57,10 @@ def in_collective(moment):
 
     def at_third_step(session):
         if session.state.step == 2:
-            moment.path.touch()
-            time.sleep(STAY_S * moment.global_rank)
+            if moment.global_rank == 0:
+                moment.path.touch()
+            else:
+                moment.stay()
 
     before_call(loop, "train_step", at_third_step)
 
@@ -113,13 +118,14 @@ def stop_at(come_to, run_dir, *settings, signums=(signal.SIGTERM,), victim=0, ch
     calls = [(config, layout, run_dir) for layout in layouts(2)]
     started = start(partial(train_paused, come_to), calls)
     wait_for(run_dir / f"there-{victim}")
-    time.sleep(0.3 * STAY_S)
+    time.sleep(SETTLE_S)
     process = psutil.Process(started.processes[victim].pid)
     for child in process.children(recursive=True) if children else ():
         for signum in STOP_SIGNALS:
             child.send_signal(signum)
     for signum in signums:
         process.send_signal(signum)
+    (run_dir / SIGNALLED).touch()
     assert started.results() == [75, 75]
     return [info.step for info in list_checkpoints(RunDir(run_dir).checkpoints)]
 
@@ -151,9 +157,13 @@ def test_in_an_evaluation_which_then_reports_nothing(tmp_path):
 
 
 def test_in_a_save_on_the_way(tmp_path):
-    step, last = stop_at(in_save, tmp_path, "checkpoint.every_steps=2")
-    assert step == 2
-    assert last == stopped_step(tmp_path)
+    kept = stop_at(in_save, tmp_path, "checkpoint.every_steps=2", "checkpoint.keep_last=9")
+    events = events_of(tmp_path)
+    saved = [event["step"] for event in events if event["event"] == "checkpoint"]
+    last = stopped_step(tmp_path)
+    # The save of step 4 waits for that of step 2, and the signal may come before step 4 begins.
+    assert saved == kept == sorted({2, *range(4, last, 2), last})
+    assert last <= 5
 
 
 def test_more_signals_in_the_save_before_leaving_do_not_hurt_it(tmp_path):
