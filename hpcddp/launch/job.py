@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from hpcddp.cluster.devices import DEVICE_VARIABLE
 from hpcddp.cluster.layout import layout_from_environ
-from hpcddp.cluster.network import settle_network
+from hpcddp.cluster.network import Network, settle_network
 from hpcddp.cluster.ports import ephemeral_range
 from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, ProcessLayout
 from hpcddp.config.schema import RunConfig
@@ -89,7 +89,8 @@ def _work(
 ) -> int:
     for warning in layout.warnings:
         _log.warning("%s", warning)
-    layout, variables = _with_network(layout, run_dir, environ)
+    network = settle_network(layout, environ, uses_gloo=not config.command)
+    layout, variables = _with_network(layout, network, run_dir)
     # The one place that writes this process's environment, before torch is loaded.
     os.environ.update(variables if not config.command else variables | rank_variables(layout))
     if config.command:
@@ -101,10 +102,9 @@ def _work(
 
 
 def _with_network(
-    layout: ProcessLayout, run_dir: RunDir, environ: Mapping[str, str]
+    layout: ProcessLayout, network: Network, run_dir: RunDir
 ) -> tuple[ProcessLayout, dict[str, str]]:
     """The layout with the address of rank 0 as this node knows it; variables for the network."""
-    network = settle_network(layout, environ)
     for reason in network.reasons:
         _log.info("Network: %s", reason)
     if layout.is_main and network.reasons:
