@@ -2,9 +2,10 @@
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from hpcddp.report.drawing import GREY, MODE_COLOURS
-from hpcddp.report.values import Row, bytes_text
+from hpcddp.report.values import Row, bytes_text, time_text
 
 _LINE = MODE_COLOURS["ddp"]
 
@@ -15,10 +16,10 @@ def paint_allreduce(figure: Figure, document: Row) -> None:
     rows, fit = document["rows"], document.get("fit")
     sizes = [row["bytes"] for row in rows]
     _paint_times(above, document)
-    below.semilogx(sizes, [row["busbw_gb_per_s"] for row in rows], "o-", base=2, color=_LINE,
-                   label="bus bandwidth: what each process sends")  # fmt: skip
     below.semilogx(sizes, [row["algbw_gb_per_s"] for row in rows], "s:", base=2, color="#D55E00",
                    label="algorithm bandwidth: size / time")  # fmt: skip
+    below.semilogx(sizes, [row["busbw_gb_per_s"] for row in rows], "o-", base=2, color=_LINE,
+                   label="bus bandwidth: what each process sends")  # fmt: skip
     if fit:
         below.axhline(fit["bus_gb_per_s"], color=GREY, linewidth=1, linestyle="--",
                       label="bus bandwidth of the fitted line")  # fmt: skip
@@ -27,7 +28,7 @@ def paint_allreduce(figure: Figure, document: Row) -> None:
     below.set_xlabel("size of the tensor")
     ticks = sizes[:: max(1, round(len(sizes) / 7))]
     below.set_xticks(ticks, [bytes_text(size) for size in ticks])
-    below.legend(loc="upper left")
+    below.legend(loc="lower right")
 
 
 def _paint_times(axes: Axes, document: Row) -> None:
@@ -42,7 +43,9 @@ def _paint_times(axes: Axes, document: Row) -> None:
         axes.plot(sizes, line, "--", color=GREY, linewidth=1, label="latency + size / bandwidth")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.set_ylabel("seconds")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda seconds, _: time_text(seconds)))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.set_ylabel("time of a call")
     axes.legend(loc="upper left")
 
 

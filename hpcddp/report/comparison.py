@@ -17,13 +17,13 @@ from hpcddp.report.values import (
     Row,
     bytes_text,
     counts_text,
-    mode_text,
     number_text,
     place_text,
     time_text,
 )
 
 _MOST_TIMELINES = 6
+_UNEVEN = 1.05
 _SPREAD = "whiskers are the interquartile range"
 Paint = Callable[[Figure], None]
 
@@ -72,7 +72,12 @@ def _drawings(document: Row) -> list[Drawing]:
     plain, swept = ([r for r in rows if bool(r.get("setting")) is s] for s in (False, True))
     found = [_throughput(plain, document)] if plain else []
     found += [_sweep(swept)] if swept else []
-    return [*found, _step_time(rows, document), _memory(rows, document), *_timelines(rows, document)]
+    return [
+        *found,
+        _step_time(rows, document),
+        _memory(rows, document),
+        *_timelines(rows, document),
+    ]
 
 
 def _drawing(key: str, title: str, height_in: float, said: str, paint: Paint) -> Drawing:
@@ -112,9 +117,9 @@ def _memory(rows: Sequence[Row], document: Row) -> Drawing:
         f"{place_text(row, document)}: first device {number_text(row['memory_imbalance'])} times "
         "the others"
         for row in known
-        if row.get("memory_imbalance")
+        if (row.get("memory_imbalance") or 1.0) >= _UNEVEN
     ]
-    said = f"Highest of the whole measurement. {'; '.join(uneven)}"
+    said = " ".join(["Highest of the whole measurement.", *(f"{line}." for line in uneven)])
     bars = sum(len(row["memory_bytes_per_device"]) for row in known)
     return _drawing("memory", title, 0.8 + 0.22 * bars, said,
                     lambda figure: paint_memory(figure, known, document))  # fmt: skip

@@ -13,7 +13,7 @@ _WIDTH = 0.38
 def paint_sweep(figure: Figure, rows: Sequence[Row]) -> None:
     """The step above; total and exposed communication side by side below, where it is known."""
     places, has_phases = range(len(rows)), any(row.get("phases") for row in rows)
-    names = [setting_text(row).replace(", ", "\n") for row in rows]
+    axis, names = _names(rows)
     upper, *lower = figure.subplots(2 if has_phases else 1, sharex=True, squeeze=False)[:, 0]
     upper.errorbar(
         places,
@@ -32,5 +32,16 @@ def paint_sweep(figure: Figure, rows: Sequence[Row]) -> None:
             axes.bar([place + offset for place in places], heights, _WIDTH, color=colour,
                      hatch=hatch, edgecolor="white", label=name)  # fmt: skip
         axes.set_ylabel("communication, ms")
-        axes.legend()
-    (lower or [upper])[-1].set_xticks(places, names)
+        axes.set_ylim(top=1.35 * axes.get_ylim()[1])  # room for the legend
+        axes.legend(loc="upper right", ncols=2)
+    lowest = (lower or [upper])[-1]
+    lowest.set_xticks(places, names)
+    lowest.set_xlabel(axis)
+
+
+def _names(rows: Sequence[Row]) -> tuple[str, list[str]]:
+    """What to write below the axis, and below each place on it."""
+    keys = {tuple(row["setting"]) for row in rows}
+    if len(keys) == 1 and len(only := keys.pop()) == 1:
+        return only[0], [str(row["setting"][only[0]]) for row in rows]
+    return "", [setting_text(row).replace(", ", "\n") for row in rows]

@@ -17,6 +17,7 @@ from hpcddp.report.values import (
 )
 
 Cell = Callable[[Row], str]
+_NOTHING = "-"  # where there is nothing that could have been measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +76,28 @@ def _serial_fractions(document: Row) -> list[Table]:
     return tables
 
 
-def _buckets(row: Row) -> str:
-    return shown(row.get("buckets"), lambda buckets: str(len(buckets)))
+def _value_if(applies: Callable[[Row], bool], key: str, text: Callable[[Any], str]) -> Cell:
+    cell = _value(key, text)
+    return lambda row: cell(row) if applies(row) else _NOTHING
+
+
+def _is_ddp(row: Row) -> bool:
+    return row.get("mode") == "ddp"
+
+
+def _has_several(row: Row) -> bool:
+    return row["devices"] > 1
+
+
+def _is_scaling(row: Row) -> bool:
+    return not row.get("setting")
+
+
+def _reduced(row: Row) -> str:
+    """What DDP reduced; nobody counts what DataParallel copies between its devices."""
+    number = row.get("comm_bytes_per_step")
+    is_unknown = row.get("mode") == "dp" and not number
+    return shown(None if is_unknown else number, bytes_text)
 
 
 _COUNTS: dict[str, Cell] = {
@@ -90,19 +111,21 @@ _COLUMNS: dict[str, dict[str, Cell]] = {
         "interquartile range": _value("step_s_iqr", time_text),
         "images/s": _value("images_per_s", number_text),
         "speed-up": _value("speedup", number_text),
-        "efficiency": _value("efficiency", percent_text),
-        "Karp-Flatt": _value("karp_flatt", percent_text),
+        "efficiency": _value_if(_is_scaling, "efficiency", percent_text),
+        "Karp-Flatt": _value_if(
+            lambda row: _is_scaling(row) and _has_several(row), "karp_flatt", percent_text
+        ),
     },
     "Communication": {
-        "bytes per step": _value("comm_bytes_per_step", bytes_text),
-        "buckets": _buckets,
+        "bytes per step": _reduced,
+        "buckets": _value_if(_is_ddp, "buckets", lambda buckets: str(len(buckets))),
         "share of the step": _value("comm_fraction", percent_text),
         "exposed": _value("exposed_comm_fraction", percent_text),
-        "exposed, by leaving it out": _value("no_sync_exposed_fraction", percent_text),
+        "exposed, by leaving it out": _value_if(_is_ddp, "no_sync_exposed_fraction", percent_text),
     },
     "Use of the machine": {
         "memory per device": _value("memory_bytes_per_device", many(bytes_text)),
-        "first device / others": _value("memory_imbalance", number_text),
+        "first device / others": _value_if(_has_several, "memory_imbalance", number_text),
         "resident memory per process": _value("resident_bytes_per_process", many(bytes_text)),
         "CPU time per step and process": _value("cpu_s_per_step_per_process", many(time_text)),
         "use of the GPUs": _value("gpu_utilisation", many(percent_text)),

@@ -66,8 +66,8 @@ def number_text(value: float) -> str:
 
 
 def many(text: Callable[[Any], str]) -> Callable[[Sequence[Any]], str]:
-    """The text of a list whose values are written by `text`."""
-    return lambda values: ", ".join(shown(value, text) for value in values)
+    """The text of a list whose values are written by `text`; lines break only between them."""
+    return lambda values: ", ".join(shown(value, text).replace(" ", "\N{NBSP}") for value in values)
 
 
 def setting_text(row: Row) -> str:
