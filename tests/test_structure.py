@@ -74,7 +74,8 @@ def test_the_login_node_reaches_training_only_inside_functions(path):
 
 
 @pytest.mark.parametrize(
-    "verb", ["submit", "render", "status", "logs", "cancel", "wait", "env", "cluster", "bench"]
+    "verb",
+    ["submit", "render", "status", "logs", "cancel", "wait", "env", "cluster", "bench", "report"],
 )
 def test_verbs_of_the_login_node_do_not_load_torch(verb):
     probe = (
