@@ -23,6 +23,7 @@ VERBS = {
     "cluster": "profiles of clusters: list, show, explain, detect, check",
     "rehearse": "prove that a job survives preemption on this cluster",
     "bench": "measure parts of the machine: allreduce",
+    "report": "write the page of what a run has measured",
     "checkpoint": "list, verify, compare and export checkpoints",
 }
 
