@@ -56,7 +56,7 @@ def restarts(cluster, job_id):
     return int(cluster.show(job_id)["Restarts"])
 
 
-@pytest.mark.parametrize("partition", ["preempt-grace", "preempt-cancel"])
+@pytest.mark.parametrize("partition", ["preempt-grace", "preempt-cancel", "preempt-cancel-nograce"])
 def test_a_run_that_is_preempted_with_grace_goes_on(hpcddp, cluster, start, finish, partition):
     job_id = start(f"resources.partition={partition}")
     cluster.preempt(job_id)
