@@ -5,6 +5,7 @@ left out.
 """
 
 import contextlib
+import dataclasses
 import time
 from dataclasses import dataclass, field
 
@@ -22,6 +23,7 @@ from hpcddp.train.process_group import Ranks
 from hpcddp.train.replicas import devices_per_process
 from hpcddp.train.resume import Found
 from hpcddp.train.setup import Session, build_session
+from hpcddp.train.step_timer import StepTimer
 from hpcddp.train.stop import StopVote
 from hpcddp.train.task import build_task
 
@@ -31,6 +33,7 @@ class Bench:
     """Takes steps of `session`; of a group of processes all must be told the same."""
 
     session: Session
+    timer: StepTimer
     devices: tuple[torch.device, ...]
     _clock: StepClock = field(default_factory=StepClock)
     _process: psutil.Process = field(default_factory=psutil.Process)
@@ -45,22 +48,25 @@ class Bench:
         with contextlib.nullcontext() if sync else replicas.skip_sync():
             for _ in range(discard):
                 self._step()
+            self.timer.take()
             self._reset_peaks()
             cpu, threads = time.process_time(), self._threads()
-            marks = _Marks(self.devices[0])
             for _ in range(steps):
                 self._step()
-                marks.note()
-            step_s = marks.seconds()
-        now = self._threads()
+            times = self.timer.take()  # waits for the device
+            cpu_s, now = time.process_time() - cpu, self._threads()
         spent = [now[thread] - begin for thread, begin in threads.items() if thread in now]
         return Block(
-            step_s=step_s,
+            step_s=[step.step_s for step in times],
             discarded=discard,
-            cpu_s=time.process_time() - cpu,
+            cpu_s=cpu_s,
             thread_cpu_s=sorted(spent, reverse=True),
             resident_bytes=self._process.memory_info().rss,
             memory_bytes=self._take_peaks(),
+            phases=[step.phases for step in times],
+            comm_bytes=times[-1].comm_bytes or self.session.traffic.comm_bytes if sync else 0,
+            buckets=[dataclasses.asdict(bucket) for bucket in times[-1].buckets],
+            backward_s=times[-1].backward_s,
         )
 
     def _step(self) -> None:
@@ -85,34 +91,6 @@ class Bench:
         return [device for device in self.devices if device.type == "cuda"]
 
 
-class _Marks:
-    """The ends of steps; on CUDA noted on the stream, so that no step waits for the device."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        self._marks = [self._mark()]
-
-    def _mark(self) -> float | torch.cuda.Event:
-        if self._device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
-        return event
-
-    def note(self) -> None:
-        self._marks.append(self._mark())
-
-    def seconds(self) -> list[float]:
-        """Of each step; waits for the device."""
-        pairs = zip(self._marks, self._marks[1:], strict=False)
-        if self._device.type != "cuda":
-            return [end - begin for begin, end in pairs]
-        torch.cuda.synchronize(self._device)
-        return [begin.elapsed_time(end) / 1000 for begin, end in pairs]
-
-
 def build_bench(
     config: RunConfig, layout: ProcessLayout, run_dir: RunDir, device: torch.device, ranks: Ranks
 ) -> Bench:
@@ -123,8 +101,13 @@ def build_bench(
     task = build_task(config, layout)
     vote = StopVote(ranks, StopFlag())
     session = build_session(task, device, ranks, vote, Found(None), run_dir)
+    assert isinstance(session.timer, StepTimer), "cells.measured() sets train.time_steps"
+    return Bench(session, session.timer, _devices(config, device))
+
+
+def _devices(config: RunConfig, device: torch.device) -> tuple[torch.device, ...]:
+    """What this process drives: its device, and with DataParallel those after it."""
     if device.type != "cuda":
-        return Bench(session, (device,))
-    first = device.index or 0
-    count = devices_per_process(config, device)
-    return Bench(session, tuple(torch.device("cuda", first + n) for n in range(count)))
+        return (device,)
+    count, first = devices_per_process(config, device), device.index
+    return tuple(torch.device("cuda", first + n) for n in range(count))

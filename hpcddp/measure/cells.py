@@ -93,6 +93,26 @@ def parse_sweep(words: Sequence[str], config: RunConfig) -> tuple[Setting, ...]:
     return tuple(_setting(combination, config) for combination in itertools.product(*axes))
 
 
+def check_swept(words: Sequence[str], config: RunConfig, world_size: int) -> tuple[Setting, ...]:
+    """The settings of a sweep in a job of that size. Raises ConfigError for what cannot be."""
+    settings = parse_sweep(words, config)
+    if world_size < 2:
+        raise ConfigError(
+            "One process exchanges no gradients, so no setting of ddp makes a difference. Use "
+            "--nodes 2, --gpus-per-node 2, or on CPUs resources.processes_per_node=2."
+        )
+    train = config.train
+    plan_batches(
+        global_batch=train.global_batch, micro_batch=train.micro_batch, world_size=world_size
+    )
+    if train.replicas != "ddp":
+        raise ConfigError(
+            f"train.replicas={train.replicas}, and a sweep varies settings of ddp. Use "
+            "train.replicas=ddp."
+        )
+    return settings
+
+
 def _setting(words: Sequence[str], config: RunConfig) -> Setting:
     run = Layer("run", {**dataclasses.asdict(config), "command": []})
     swept = resolve([run, command_line_layer(words)]).config
@@ -157,7 +177,11 @@ def measured(config: RunConfig) -> RunConfig:
         config,
         command=(),
         train=dataclasses.replace(
-            config.train, max_steps=_NEVER, max_epochs=None, eval_every_epochs=None
+            config.train,
+            max_steps=_NEVER,
+            max_epochs=None,
+            eval_every_epochs=None,
+            time_steps=True,
         ),
         # The time of a step does not depend on it, and no loss can grow beyond all bounds.
         optim=dataclasses.replace(config.optim, lr=_TINY, scale_lr=False, schedule="constant"),

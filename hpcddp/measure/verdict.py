@@ -220,10 +220,8 @@ def _more_words(rows: Sequence[Row], shown: Sequence[Row]) -> list[str]:
         said.append(f"fastest of all is {fastest['mode']} on {_devices(fastest)}")
     control = _control(rows)
     if control is not None:
-        differs = _percent(control.value - 1)
-        said.append(
-            f"noise: on one device, where all modes compute the same, they differ {differs}"
-        )
+        by = _percent(control.value - 1)
+        said.append(f"noise: on one device, where all modes compute the same, they differ by {by}")
     return said
 
 
@@ -241,9 +239,9 @@ def _communication_words(row: Row) -> str:
         return f"{row['mode']} moves data between devices {_percent(total)} ({', '.join(parts)})"
     said = f"{row['mode']} communicates {_percent(total)} of its step, {_percent(exposed)} exposed"
     alone = row.get("no_sync_exposed_fraction")
-    return (
-        said if alone is None else f"{said}; without exchange the step is {_percent(alone)} shorter"
-    )
+    if alone is None:
+        return said
+    return f"{said}; a step that exchanges nothing is {_percent(alone)} shorter"
 
 
 def _ratio_words(what: str, ratio: Ratio, row: Row) -> str:
