@@ -21,9 +21,10 @@ ALLOWED = {
     "data": {"config"},
     "train": {"config", "data"},
     "launch": {"config", "cluster", "train"},
-    "cli": {"config", "cluster", "launch", "train"},
+    "measure": {"config", "cluster", "data", "train"},
+    "cli": {"config", "cluster", "launch", "measure", "train"},
 }
-# `launch` and `cli` reach training only inside functions, on the compute node.
+# `launch` and `cli` reach what computes only inside functions, on the compute node.
 LIGHT = ("cli", "launch", "cluster", "config")
 
 FORBIDDEN_NAMES = {
@@ -65,12 +66,12 @@ def test_the_login_node_reaches_training_only_inside_functions(path):
     at_once = [node for node in parsed(path).body if not isinstance(node, ast.If)]
     names = set(imported(ast.Module([n for n in at_once if "Import" in type(n).__name__], [])))
     if folder_of(path) in LIGHT:
-        heavy = re.compile(r"(torch|torchvision|numpy|hpcddp\.(train|data))\b")
+        heavy = re.compile(r"(torch|torchvision|numpy|hpcddp\.(train|data|measure))\b")
         assert not [name for name in names if heavy.match(name)]
 
 
 @pytest.mark.parametrize(
-    "verb", ["submit", "render", "status", "logs", "cancel", "wait", "env", "cluster"]
+    "verb", ["submit", "render", "status", "logs", "cancel", "wait", "env", "cluster", "bench"]
 )
 def test_verbs_of_the_login_node_do_not_load_torch(verb):
     probe = (

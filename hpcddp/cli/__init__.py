@@ -22,6 +22,7 @@ VERBS = {
     "env": "which process am I: ranks, sizes, hosts, address and port",
     "cluster": "profiles of clusters: list, show, explain, detect, check",
     "rehearse": "prove that a job survives preemption on this cluster",
+    "bench": "measure parts of the machine: allreduce",
     "checkpoint": "list, verify, compare and export checkpoints",
 }
 

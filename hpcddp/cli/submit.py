@@ -59,8 +59,8 @@ def _waiting(run: str, submission: Submission) -> tuple[str, ...]:
     return afterok_options(before, submission)
 
 
-def announce(submission: Submission, job_id: str) -> None:
-    """Say what was sent, and what can be typed next."""
+def announce(submission: Submission, job_id: str, *, err: bool = False) -> None:
+    """Say what was sent, and what can be typed next; on stderr where stdout is for a document."""
     config, profile = submission.request.config, submission.request.profile
     processes = world_size(config, profile)
     run = submission.run_dir.name
@@ -71,7 +71,8 @@ def announce(submission: Submission, job_id: str) -> None:
         f"Next:\n"
         f"  {command_line('status', run)}\n"
         f"  {command_line('logs', run, '--follow')}\n"
-        f"  {command_line('cancel', run)}"
+        f"  {command_line('cancel', run)}",
+        err=err,
     )
 
 
