@@ -12,13 +12,14 @@ import click
 from hpcddp.cli.measuring import measuring_options, prepare_job
 from hpcddp.cli.options import build_request
 from hpcddp.cli.submit import announce
+from hpcddp.cluster.filesystems import existing_part
 from hpcddp.cluster.profile import CLUSTER_VARIABLE, load_profile
 from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED, ProcessLayout
 from hpcddp.config.schema import RunConfig
 from hpcddp.config.write import read_config
 from hpcddp.doctor.findings import Finding, as_document, fail, finding, from_document, has_failed
 from hpcddp.doctor.job_end import examine_end
-from hpcddp.doctor.login_checks import examine_login
+from hpcddp.doctor.login_checks import examine_login, settle_by_job
 from hpcddp.doctor.login_facts import read_login_facts
 from hpcddp.doctor.text import report_lines
 from hpcddp.errors import ConfigError, HpcddpError, SubmissionFailed
@@ -53,16 +54,12 @@ def command(
     cluster = typed["cluster"] or "auto"
     facts = read_login_facts(os.environ, cluster, runs_root(os.environ))
     findings = list(examine_login(facts))
-    if not as_json:
-        click.echo("\n".join(report_lines(findings)))
     document: dict[str, Any] = {}
     if typed["nodes"] and not _is_hopeless(findings):
         document = _document_of_job(context, typed, follows=follows, as_json=as_json)
-        if not as_json:
-            click.echo("\n".join(["", *report_lines(from_document(document))]))
-        findings += from_document(document)
-    if as_json:
-        click.echo(json.dumps(as_document(findings, **_measured(document)), indent=2))
+        job = from_document(document)
+        findings = [*settle_by_job(findings, job), *job]
+    _show(as_document(findings, **_measured(document)), as_json=as_json)
     sys.exit(EXIT_FAILED if has_failed(findings) else EXIT_DONE)
 
 
@@ -122,7 +119,7 @@ def _examine_here(
         from hpcddp.measure.job_doctor import examine
 
         config = read_config(run_dir) if run_dir else _config(context, typed)
-        folder = run_dir.path if run_dir else _existing(runs_root(os.environ))
+        folder = run_dir.path if run_dir else existing_part(runs_root(os.environ))
         root = Path(config.data.root) if config.data.root else None
         document = examine(layout, os.environ, folder, root, _expected_busbw(config))
         if layout.is_main:
@@ -137,6 +134,10 @@ def _examine_here(
 def _leave(document: dict[str, Any], run_dir: RunDir | None, *, as_json: bool) -> None:
     if run_dir:
         write_report(run_dir, _REPORT, document)
+    _show(document, as_json=as_json)
+
+
+def _show(document: dict[str, Any], *, as_json: bool) -> None:
     lines = report_lines(from_document(document))
     click.echo(json.dumps(document, indent=2) if as_json else "\n".join(lines))
 
@@ -153,7 +154,3 @@ def _expected_busbw(config: RunConfig) -> float | None:
     except ConfigError:
         return None  # a profile of one's own need not be readable on the node
     return profile.expected_busbw_gb_per_s
-
-
-def _existing(folder: Path) -> Path:
-    return next(each for each in (folder, *folder.parents) if each.exists())

@@ -12,7 +12,7 @@ _SHARED = (
     *("orangefs", "glusterfs", "afs", "cifs", "smb3", "daos", "juicefs", "quobyte"),
 )
 _MEMORY = ("tmpfs", "ramfs", "devtmpfs")
-_DISK = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "reiserfs", "vfat", "overlay")
+_DISK = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "vfat", "overlay")
 
 Reach = Literal["shared", "disk", "memory", "unknown"]
 
@@ -41,13 +41,22 @@ class Mount:
 
 def mount_of(path: Path, mounts: Path = MOUNTS) -> Mount | None:
     """The file system that holds `path`, which need not exist yet; None where nobody knows."""
-    there = _existing(path)
+    there = existing_part(path)
     try:
         found = [each for each in read_mounts(mounts) if _is_below(there, each.point)]
     except OSError:
         return None
+    longest = max((len(each.point) for each in found), default=0)
     # The last of two on one folder hides the first.
-    return max(enumerate(found), key=lambda pair: (len(pair[1].point), pair[0]))[1] if found else None
+    return next((each for each in reversed(found) if len(each.point) == longest), None)
+
+
+def existing_part(path: Path) -> Path:
+    """The path with links followed, or the nearest folder above it that exists."""
+    path = path.absolute()
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path.resolve()
 
 
 def sharing_warning(path: Path, mount: Mount | None) -> str | None:
@@ -71,14 +80,6 @@ def read_mounts(mounts: Path = MOUNTS) -> Iterator[Mount]:
         if len(fields) >= 5 and origin:
             source = origin[1] if len(origin) > 1 else ""
             yield Mount(_unescaped(fields[4]), origin[0], _unescaped(source))
-
-
-def _existing(path: Path) -> Path:
-    """The path with links followed, or the nearest folder above it that exists."""
-    path = path.absolute()
-    while not path.exists() and path != path.parent:
-        path = path.parent
-    return path.resolve()
 
 
 def _is_below(path: Path, point: str) -> bool:

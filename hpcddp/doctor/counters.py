@@ -28,8 +28,7 @@ def read_counters(sys_root: Path = _SYS) -> Counters:
     interfaces = {
         folder.name: count
         for folder in sorted((sys_root / "class/net").glob("*"))
-        if folder.name != "lo"
-        and (count := _number(folder / "statistics/tx_bytes")) is not None
+        if folder.name != "lo" and (count := _number(folder / "statistics/tx_bytes")) is not None
     }
     adapters = {
         f"{port.parents[1].name}:{port.name}": count * _WORD_BYTES

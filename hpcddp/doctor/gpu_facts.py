@@ -1,18 +1,21 @@
 """The GPUs of this host as NVIDIA's management library sees them. Judges nothing, opens no GPU."""
 
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
+_DRIVER = Path("/proc/driver/nvidia")
 # Bits of the reasons for a lower clock that do not come with ordinary load or rest.
 _SLOWDOWNS = {0x08: "hardware slowdown", 0x20: "heat", 0x40: "heat (hardware)", 0x80: "power brake"}
 
 
-def read_gpus() -> tuple[list[dict[str, Any]], str, str]:
+def read_gpus(driver: Path = _DRIVER) -> tuple[list[dict[str, Any]], str, str]:
     """All GPUs of the host, the driver's version, and why there are none ("" if there are)."""
     try:
         nvml = import_module("pynvml")
     except ModuleNotFoundError:
-        return [], "", "no GPU is known here: pip install nvidia-ml-py, to look at NVIDIA's"
+        missing = "pip install nvidia-ml-py, to look at the GPUs"
+        return [], "", missing if driver.exists() else "no GPU"
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:

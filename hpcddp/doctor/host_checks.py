@@ -24,7 +24,7 @@ def memlock(facts: Facts) -> Verdict:
     return fail(
         f"{said}, with {', '.join(facts['rdma'])}",
         "unlimited: InfiniBand pins its buffers",
-        "ask your admin for LimitMEMLOCK=infinity in slurmd.service; meanwhile: ulimit -l unlimited",
+        "ulimit -l unlimited; or ask your admin for LimitMEMLOCK=infinity in slurmd.service",
     )
 
 
@@ -91,7 +91,7 @@ def gpus_free(facts: Facts) -> Verdict:
     used = [gpu for gpu in facts["gpus"] if (gpu["used_bytes"] or 0) > _GPU_IN_USE]
     if used:
         said = ", ".join(f"{gpu['uuid']} {bytes_text(gpu['used_bytes'])}" for gpu in used)
-        return fail(f"in use: {said}", "free GPUs", f"resources.sbatch.exclude={facts['host']}")
+        return fail(f"in use: {said}", "free GPUs", _without(facts))
     return ok(f"{len(facts['gpus'])} x {facts['gpus'][0]['name']}")
 
 
@@ -101,7 +101,7 @@ def gpu_clocks(facts: Facts) -> Verdict:
     slowed = [gpu for gpu in facts["gpus"] if gpu["slowed_by"]]
     if slowed:
         said = ", ".join(f"{gpu['uuid']}: {' and '.join(gpu['slowed_by'])}" for gpu in slowed)
-        return warn(said, "full clocks", f"resources.sbatch.exclude={facts['host']}; tell your admin")
+        return warn(said, "full clocks", _without(facts))
     clocks = [gpu["clock_mhz"] for gpu in facts["gpus"] if gpu["clock_mhz"]]
     hottest = max((gpu["temperature_c"] or 0 for gpu in facts["gpus"]), default=0)
     return ok(f"nothing slows them; {min(clocks, default=0)} MHz now, {hottest} C at most")
@@ -117,8 +117,12 @@ def pcie_width(facts: Facts) -> Verdict:
     if narrow:
         said = ", ".join(f"{g['uuid']} x{g['pcie_width']}" for g in narrow)
         best = max(gpu["max_pcie_width"] for gpu in narrow)
-        return warn(said, f"x{best}", f"resources.sbatch.exclude={facts['host']}; tell your admin")
+        return warn(said, f"x{best}", _without(facts))
     return ok(f"x{min(gpu['pcie_width'] for gpu in known)}")
+
+
+def _without(facts: Facts) -> str:
+    return f"resources.sbatch.exclude={facts['host']}; tell your admin"
 
 
 def data_path(facts: Facts) -> Verdict:
@@ -126,7 +130,8 @@ def data_path(facts: Facts) -> Verdict:
     if data is None:
         return not_testable("no data to look at: doctor data.root=FOLDER")
     if data.get("error"):
-        return fail(data["error"], "the data on every node", "data.root=FOLDER on a shared file system")
+        fix = "data.root=FOLDER on a shared file system"
+        return fail(data["error"], "the data on every node", fix)
     if data["open_s"] is None:
         return fail(f"no file in {data['path']}", "the data", "data.root=FOLDER, with the files")
     said = f"{time_text(data['open_s'])} to open a file ({data['files']} tried in {data['path']})"
@@ -143,8 +148,8 @@ def affinity(facts: Facts) -> Verdict:
         return fail(
             f"{cores} of the {asked} cores asked for",
             f"{asked} (cpus-per-task)",
-            f"srun --cpus-per-task={asked}, which Slurm 22.05 to 23.02 do not take from sbatch; or "
-            "resources.srun.cpu-bind=none; or ask for what the node has (resources.cpus_per_process)",
+            f"resources.srun.cpu-bind=none; resources.cpus_per_process={cores} if nodes are small; "
+            f"on your own line srun --cpus-per-task={asked}, as sbatch's is not always passed on",
         )
     return ok(f"{cores} cores, {asked} asked for")
 

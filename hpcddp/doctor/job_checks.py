@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hpcddp.doctor.findings import Facts, Finding, Verdict, fail, finding, not_testable, ok, warn
+from hpcddp.doctor.login_checks import RUNS_SHARED
 from hpcddp.doctor.pairs import Suspect, slow_ones
 from hpcddp.doctor.units import bytes_text, rate_text, time_text
 
@@ -59,7 +60,7 @@ def threads(processes: Processes, measured: Facts) -> Places:
         own = [facts for facts in processes if facts["host"] == host]
         cores = len(set().union(*(facts["cpus"] for facts in own)))
         total = sum(facts["threads"] for facts in own)
-        said = f"{total} threads in {len(own)} processes on {cores} cores"
+        said = f"threads of torch: {total}, processes: {len(own)}, cores: {cores}"
         if total <= cores:
             yield host, ok(said)
         else:
@@ -72,13 +73,16 @@ def clocks(processes: Processes, measured: Facts) -> Places:
     if not offsets:
         yield "", not_testable("one host has one clock")
         return
-    for host, (offset_s, rtt_s) in offsets.items():
-        said = f"{time_text(offset_s)} off rank 0, known to {time_text(rtt_s / 2)}"
-        if abs(offset_s) <= _SKEW_S:
-            yield host, ok(said)
-        else:
+    for host, (offset_s, _) in offsets.items():
+        if abs(offset_s) > _SKEW_S:
             judge = fail if abs(offset_s) > _GREAT_SKEW_S else warn
-            yield host, judge(said, f"below {time_text(_SKEW_S)}", "chronyc tracking; tell your admin")
+            said, fix = f"{time_text(offset_s)} off rank 0", "chronyc tracking; tell your admin"
+            yield host, judge(said, f"below {time_text(_SKEW_S)}", fix)
+    good = [pair for pair in offsets.values() if abs(pair[0]) <= _SKEW_S]
+    if good:
+        most, trip_s = (max(map(abs, numbers)) for numbers in zip(*good, strict=True))
+        known = f"known to {time_text(trip_s / 2)}"
+        yield "", ok(f"clocks: {len(good)}, at most {time_text(most)} off rank 0, {known}")
 
 
 def visibility(processes: Processes, measured: Facts) -> Places:
@@ -93,17 +97,16 @@ def visibility(processes: Processes, measured: Facts) -> Places:
     elif len(after_s) > 1 and set(after_s.values()) == {None}:
         yield writer, fail(f"no other node sees what it writes to {folder}", shared, fix)
         return
+    what = f"a file of {writer} in {folder}"
     for host, seconds in after_s.items():
-        yield host, _seen(seconds, f"a file of {writer} in {folder}", shared, fix)
-
-
-def _seen(seconds: float | None, what: str, shared: str, fix: str) -> Verdict:
-    if seconds is None:
-        return fail(f"never saw {what}", shared, fix)
-    said = f"{what} was there after {time_text(seconds)}"
-    if seconds > _VISIBLE_S:
-        return warn(said, f"below {time_text(_VISIBLE_S)}", f"{fix}; NFS caches names (lookupcache)")
-    return ok(said)
+        if seconds is None:
+            yield host, fail(f"never saw {what}", shared, fix)
+        elif seconds > _VISIBLE_S:
+            late, least = f"{what} came after {time_text(seconds)}", f"{time_text(_VISIBLE_S)}"
+            yield host, warn(late, least, f"{fix}; on NFS the mount option lookupcache=none")
+    quick = [seconds for seconds in after_s.values() if seconds is not None]
+    if quick and max(quick) <= _VISIBLE_S and len(quick) == len(after_s):
+        yield "", ok(f"{what} was there after {time_text(max(quick))} at most")
 
 
 def correctness(processes: Processes, measured: Facts) -> Places:
@@ -164,18 +167,18 @@ def sockets(processes: Processes, measured: Facts) -> Places:
 
 def _transport(sent: Mapping[str, Any], backend: str) -> Verdict:
     adapters, interfaces = sum(sent["adapters"].values()), sum(sent["interfaces"].values())
-    said = f"{bytes_text(adapters)} by RDMA adapters, {bytes_text(interfaces)} by interfaces"
+    enough = _MOVED_SHARE * sent["payload_bytes"]
+    if adapters >= enough and sent["adapters"]:
+        return ok("RDMA adapters carried the all-reduces")
+    if interfaces < enough:
+        return not_testable("neither adapters nor interfaces have counted the all-reduces")
     if not sent["adapters"]:
-        return not_testable(f"no RDMA adapter; {bytes_text(interfaces)} by interfaces")
-    if adapters >= _MOVED_SHARE * sent["payload_bytes"]:
-        return ok(said)
-    if interfaces < _MOVED_SHARE * sent["payload_bytes"]:
-        return not_testable(f"{said}: neither counts what was sent")
+        return not_testable("no RDMA adapter; interfaces carried the all-reduces")
     if backend != "nccl":
-        return not_testable(f"{said}; {backend} always uses sockets")
+        return not_testable(f"interfaces carried the all-reduces, as always with {backend}")
     return fail(
-        said,
-        "the adapters, which lay idle",
+        f"sockets: adapters sent {bytes_text(adapters)}, interfaces {bytes_text(interfaces)}",
+        "the RDMA adapters, which lay idle",
         "unset NCCL_IB_DISABLE NCCL_NET; export NCCL_DEBUG=INFO and look for `NET/IB`",
     )
 
@@ -187,7 +190,7 @@ def pairs(processes: Processes, measured: Facts) -> Places:
         yield "", not_testable("one host has no link to test")
         return
     speeds = [speed for _, _, speed in results]
-    said = f"{rate_text(min(speeds))} to {rate_text(max(speeds))} in {len(results)} pairs"
+    said = f"{rate_text(min(speeds))} to {rate_text(max(speeds))} (pairs: {len(results)})"
     nodes, links = slow_ones(results)
     for suspect in nodes:
         yield suspect.hosts[0], _slow(suspect, "node")
@@ -231,7 +234,7 @@ JOB_CHECKS: dict[str, Callable[[Processes, Facts], Places]] = {
     "GPUs distinct": distinct_gpus,
     "threads": threads,
     "clocks": clocks,
-    "run directory shared": visibility,
+    RUNS_SHARED: visibility,
     "all-reduce exact": correctness,
     "all-reduce speed": latency,
     "expected bandwidth": expected_bandwidth,

@@ -1,10 +1,11 @@
 """What the facts of a login node mean: one small judge per check. Reads nothing itself."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from hpcddp.doctor.findings import Facts, Finding, Verdict, fail, finding, not_testable, ok, warn
 from hpcddp.doctor.units import bytes_text
 
+RUNS_SHARED, PYTHON_SHARED = "run directory shared", "python shared"
 _OLDEST_PYTHON, _OLDEST_TORCH = (3, 10), (2, 5)
 _GIB = 1 << 30
 _LITTLE_SPACE, _NO_SPACE = 20 * _GIB, _GIB
@@ -21,14 +22,15 @@ def python(facts: Facts) -> Verdict:
 
 
 def torch(facts: Facts) -> Verdict:
-    version = facts["packages"].get("torch")
+    version, beside = (facts["packages"].get(name) for name in ("torch", "torchvision"))
+    install = f"{facts['executable']} -m pip install"
     if version is None:
-        return fail("not installed", "torch 2.5 or newer", f"{facts['executable']} -m pip install -e .")
+        return fail("not installed", "torch 2.5 or newer", f"{install} -e .")
     if _numbers(version) < _OLDEST_TORCH:
-        return fail(version, "2.5 or newer", f"{facts['executable']} -m pip install 'torch>=2.5'")
-    if facts["packages"].get("torchvision") is None:
-        return fail(f"{version}, no torchvision", "both", f"{facts['executable']} -m pip install -e .")
-    return ok(f"{version}, torchvision {facts['packages']['torchvision']}")
+        return fail(version, "2.5 or newer", f"{install} 'torch>=2.5'")
+    if beside is None:
+        return fail(f"{version}, no torchvision", "both", f"{install} -e .")
+    return ok(f"{version}, torchvision {beside}")
 
 
 def slurm(facts: Facts) -> Verdict:
@@ -165,8 +167,8 @@ LOGIN_CHECKS: dict[str, Callable[[Facts], Verdict]] = {
     "torch": torch,
     "slurm": slurm,
     "profile": profile,
-    "run directory shared": runs_shared,
-    "python shared": python_shared,
+    RUNS_SHARED: runs_shared,
+    PYTHON_SHARED: python_shared,
     "free space": space,
     "free inodes": inodes,
     "quota": quota,
@@ -181,6 +183,17 @@ def examine_login(facts: Facts) -> Iterator[Finding]:
     """All findings about this login node."""
     for name, judge in LOGIN_CHECKS.items():
         yield finding(name, facts["host"], judge(facts))
+
+
+def settle_by_job(login: Sequence[Finding], job: Sequence[Finding]) -> list[Finding]:
+    """The findings of the login node, where the job has proven what the login node only guesses."""
+    seen = {each.status for each in job if each.name == RUNS_SHARED}
+    return [
+        finding(each.name, each.host, ok(f"{each.found}: the nodes of the job share it"))
+        if seen == {"ok"} and each.name in (RUNS_SHARED, PYTHON_SHARED)
+        else each
+        for each in login
+    ]
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcddp.cluster.detect import detect
-from hpcddp.cluster.filesystems import mount_of
+from hpcddp.cluster.filesystems import existing_part, mount_of
 from hpcddp.cluster.live import Ask, ask_slurm, read_live
 from hpcddp.cluster.profile import CLUSTER_VARIABLE, ClusterProfile, choose_profile, load_profile
 from hpcddp.cluster.scrub import inherited_names, looks_secret
@@ -34,7 +34,7 @@ def read_login_facts(
     """Facts about this host, for the profile `cluster` (or `auto`) and the folder of all runs."""
     profile, told = _profile(environ, cluster)
     live = None if told["launcher"] == "local" else read_live(ask)
-    there = _existing(runs)
+    there = existing_part(runs)
     return {
         "host": socket.gethostname(),
         "python": platform.python_version(),
@@ -88,10 +88,6 @@ def _mount(path: Path) -> Mapping[str, str] | None:
     return mount.as_facts(path) if mount else None
 
 
-def _existing(path: Path) -> Path:
-    return next((each for each in (path, *path.parents) if each.exists()), Path("/"))
-
-
 def _space(path: Path) -> dict[str, int | None]:
     """What an ordinary user can still write; file systems without a number of inodes say 0."""
     try:
@@ -123,4 +119,4 @@ def _caches(environ: Mapping[str, str]) -> dict[str, Path]:
 
 def _folder(path: Path) -> dict[str, Any]:
     """Whether files can be made there, the folder itself included where it does not exist yet."""
-    return {"path": str(path), "writable": os.access(_existing(path), os.W_OK | os.X_OK)}
+    return {"path": str(path), "writable": os.access(existing_part(path), os.W_OK | os.X_OK)}

@@ -54,11 +54,9 @@ def _round_robin(num_nodes: int) -> list[list[Pair]]:
 
 
 def _hypercube(num_nodes: int) -> list[list[Pair]]:
-    bits = (num_nodes - 1).bit_length()
-    return [
-        [(a, a | 1 << bit) for a in range(num_nodes) if not a >> bit & 1 and a | 1 << bit < num_nodes]
-        for bit in range(bits)
-    ]
+    bits = [1 << place for place in range((num_nodes - 1).bit_length())]
+    nodes = range(num_nodes)
+    return [[(a, a | bit) for a in nodes if not a & bit and a | bit < num_nodes] for bit in bits]
 
 
 def slow_ones(measured: Sequence[tuple[str, str, float]]) -> tuple[list[Suspect], list[Suspect]]:

@@ -20,6 +20,7 @@ from hpcddp.doctor.host_checks import examine_hosts
 from hpcddp.doctor.host_facts import read_host_facts, resolve_all
 from hpcddp.doctor.job_checks import examine_job
 from hpcddp.errors import HpcddpError
+from hpcddp.measure.allreduce_report import allreduce_document
 from hpcddp.measure.collectives import bus_factor, measure_all_reduce
 from hpcddp.measure.links import Leader, Links, clock_offsets, pair_speeds, visible_after
 from hpcddp.train.device import choose_device
@@ -145,23 +146,5 @@ def _all_reduce(
         "interfaces": dict(sent.interfaces),
         "payload_bytes": payload,
     }
-    return _reduced(rows, layout.world_size, device, correct=correct), counted
-
-
-def _reduced(
-    rows: list[Any], world_size: int, device: torch.device, *, correct: bool
-) -> dict[str, Any]:
-    return {
-        "backend": "nccl" if device.type == "cuda" else "gloo",
-        "correct": correct,
-        "rows": [
-            {
-                "bytes": row.bytes,
-                "seconds": row.seconds,
-                "algbw_gb_per_s": row.algbw_gb_per_s,
-                "busbw_gb_per_s": row.busbw_gb_per_s(world_size),
-                "n": row.n,
-            }
-            for row in rows
-        ],
-    }
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    return {**allreduce_document(rows, layout, backend), "correct": correct}, counted

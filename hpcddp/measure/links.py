@@ -33,7 +33,7 @@ class Leader:
 
 
 class Links:
-    """Small talk of all processes over a gloo group of their own; a lone process talks to itself."""
+    """Small talk of all processes over a gloo group of their own; one alone talks to itself."""
 
     def __init__(self, global_rank: int, world_size: int) -> None:
         self.global_rank = global_rank

@@ -39,10 +39,14 @@ def measured(num_nodes, speed):
     return [(f"n{a}", f"n{b}", speed(a, b)) for a, b in pairs]
 
 
+def results_with_slow_node(num_nodes, slow):
+    return measured(num_nodes, lambda a, b: 1.0 if slow in (a, b) else 10.0)
+
+
 @pytest.mark.parametrize("num_nodes", [3, 4, 7, 9, 16, 64, 65, 100])
 def test_one_slow_node_is_named_and_no_other_wherever_it_is(num_nodes):
     for slow in {0, 1, num_nodes // 2, num_nodes - 1}:
-        nodes, links = slow_ones(measured(num_nodes, lambda a, b: 1.0 if slow in (a, b) else 10.0))
+        nodes, links = slow_ones(results_with_slow_node(num_nodes, slow))
         assert [suspect.hosts for suspect in nodes] == [(f"n{slow}",)]
         assert nodes[0].is_very_slow
         assert not links
