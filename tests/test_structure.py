@@ -21,12 +21,13 @@ ALLOWED = {
     "data": {"config"},
     "train": {"config", "data"},
     "launch": {"config", "cluster", "train"},
-    "measure": {"config", "cluster", "data", "train"},
+    "doctor": {"config", "cluster"},
+    "measure": {"config", "cluster", "data", "doctor", "train"},
     "report": set(),  # reads what was measured, wherever that was
-    "cli": {"config", "cluster", "launch", "measure", "report", "train"},
+    "cli": {"config", "cluster", "doctor", "launch", "measure", "report", "train"},
 }
 # `launch` and `cli` reach what computes only inside functions, on the compute node.
-LIGHT = ("cli", "launch", "cluster", "config")
+LIGHT = ("cli", "launch", "doctor", "cluster", "config")
 
 FORBIDDEN_NAMES = {
     "batch_size", "num_gpus", "ngpus", "num_tasks", "nproc", "procid", "nodeid", "total_batch",
@@ -75,7 +76,19 @@ def test_the_login_node_reaches_training_only_inside_functions(path):
 
 @pytest.mark.parametrize(
     "verb",
-    ["submit", "render", "status", "logs", "cancel", "wait", "env", "cluster", "bench", "report"],
+    [
+        "submit",
+        "render",
+        "status",
+        "logs",
+        "cancel",
+        "wait",
+        "env",
+        "cluster",
+        "bench",
+        "doctor",
+        "report",
+    ],
 )
 def test_verbs_of_the_login_node_do_not_load_torch(verb):
     probe = (
@@ -92,6 +105,7 @@ def test_verbs_of_the_login_node_do_not_load_torch(verb):
         ["render", "--cluster", "generic"],
         ["status"],
         ["env", "--json"],
+        ["doctor", "--cluster", "local"],
     ],
     ids=lambda words: words[0],
 )

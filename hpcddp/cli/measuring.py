@@ -20,15 +20,16 @@ from hpcddp.run_dir import RunDir
 
 
 def measuring_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a job, --json, --no-follow and --run-dir to a verb."""
+    """Add the options of a job, --json, --follow and --run-dir to a verb."""
     for option in (
         click.option(
             "--run-dir",
             type=click.Path(path_type=Path, file_okay=False),
             help="leave the report in reports/ of this run; what the job itself is started with",
         ),
-        click.option("--no-follow", "follows", is_flag=True, flag_value=False, default=True,
-                     help="only send the job; the report lies in its run directory"),
+        click.option("--follow/--no-follow", "follows", default=True,
+                     help="wait for the report, or only send the job: it will lie in its run's "
+                     "folder"),
         click.option("--json", "as_json", is_flag=True, help="print the report as JSON"),
     ):  # fmt: skip
         function = option(function)
