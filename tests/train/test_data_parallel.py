@@ -175,7 +175,7 @@ def test_what_draws_without_a_dropout_layer_takes_turns_too():
 
 
 def test_what_does_not_draw_does_not_wait_for_its_turn(images):
-    parallel = ThreadedDataParallel(ready(model(), images), 2)
+    parallel = ThreadedDataParallel(ready(model(), images), 2, NoTimer())
     parallel(images).sum().backward()
     assert parallel._draws is False
 
