@@ -17,8 +17,16 @@ _RESOURCES = {
 _NUMBERS = ("nodes", "gpus_per_node")
 
 
+_JOB_WORDS = "[JOB.yaml] [key=value ...]"
+
+
 def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add JOB, the resource options, key=value overrides and `-- COMMAND` to a verb."""
+    return job_options(function, metavar=f"{_JOB_WORDS} [-- COMMAND ...]")
+
+
+def job_options(function: Callable[..., Any], metavar: str = _JOB_WORDS) -> Callable[..., Any]:
+    """Add the same to a verb that has its own command."""
     for name, text in reversed(_RESOURCES.items()):
         kind = click.IntRange(min=0) if name in _NUMBERS else str
         function = click.option(f"--{name.replace('_', '-')}", name, type=kind, help=text)(function)
@@ -26,7 +34,7 @@ def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
         function
     )
     function = click.option("--name", metavar="RUN", help="name of the run")(function)
-    words = click.argument("words", nargs=-1, metavar="[JOB.yaml] [key=value ...] [-- COMMAND ...]")
+    words = click.argument("words", nargs=-1, metavar=metavar)
     return words(function)
 
 

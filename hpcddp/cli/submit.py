@@ -14,7 +14,7 @@ from hpcddp.launch.explain import exported_warnings
 from hpcddp.launch.request import resolve_request, world_size
 from hpcddp.launch.runs import find_run
 from hpcddp.launch.sbatch import ask_sbatch
-from hpcddp.launch.submission import Submission, prepare, send
+from hpcddp.launch.submission import Submission, prepare, send, sharing_warnings
 from hpcddp.launch.watch.observer import Observer
 from hpcddp.launch.watch.words import command_line, count_text
 from hpcddp.run_dir import runs_root
@@ -41,7 +41,7 @@ def command(
     request = resolve_request(build_request(context, typed), os.environ)
     submission = prepare(request, typed["name"], os.environ)
     exported = exported_warnings(request.profile, os.environ)
-    for sentence in (*submission.warnings, *exported):
+    for sentence in (*submission.warnings, *sharing_warnings(submission), *exported):
         click.echo(f"Warning: {sentence}", err=True)
     options = _waiting(afterok, submission) if afterok else ()
     if dry_run:
@@ -59,8 +59,8 @@ def _waiting(run: str, submission: Submission) -> tuple[str, ...]:
     return afterok_options(before, submission)
 
 
-def announce(submission: Submission, job_id: str) -> None:
-    """Say what was sent, and what can be typed next."""
+def announce(submission: Submission, job_id: str, *, err: bool = False) -> None:
+    """Say what was sent, and what can be typed next; on stderr where stdout is for a document."""
     config, profile = submission.request.config, submission.request.profile
     processes = world_size(config, profile)
     run = submission.run_dir.name
@@ -71,7 +71,8 @@ def announce(submission: Submission, job_id: str) -> None:
         f"Next:\n"
         f"  {command_line('status', run)}\n"
         f"  {command_line('logs', run, '--follow')}\n"
-        f"  {command_line('cancel', run)}"
+        f"  {command_line('cancel', run)}",
+        err=err,
     )
 
 

@@ -90,7 +90,7 @@ def _sources(step: Step, address_source: str) -> dict[str, str]:
     }
 
 
-def not_in_step(environ: Mapping[str, str]) -> HpcddpError:
+def not_in_step(environ: Mapping[str, str], verb: str = "run") -> HpcddpError:
     """The error for python started in a batch script or a salloc shell, with the line to type."""
     total = first_set(environ, "SLURM_NTASKS", "SLURM_NPROCS")
     nodes = first_set(environ, "SLURM_JOB_NUM_NODES", "SLURM_NNODES")
@@ -100,8 +100,8 @@ def not_in_step(environ: Mapping[str, str]) -> HpcddpError:
     return HpcddpError(
         f"This process runs {f'in Slurm job {job}' if job else 'outside Slurm'}, but srun did not "
         "start it (it has no step of its own), so it has no rank. Start it as "
-        f"`srun {size} --kill-on-bad-exit=1 python -m hpcddp run`, or set HPCDDP_LAUNCHER=single "
-        "for one process on purpose.",
+        f"`srun {size} --kill-on-bad-exit=1 python -m hpcddp {verb}`, or set "
+        "HPCDDP_LAUNCHER=single for one process on purpose.",
         "not_in_step",
     )
 

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from hpcddp.cluster.devices import DEVICE_VARIABLE
 from hpcddp.cluster.layout import layout_from_environ
-from hpcddp.cluster.network import settle_network
+from hpcddp.cluster.network import Network, settle_network
 from hpcddp.cluster.ports import ephemeral_range
 from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, ProcessLayout
 from hpcddp.config.schema import RunConfig
@@ -50,11 +50,10 @@ def run_job(run_dir: RunDir, environ: Mapping[str, str]) -> NoReturn:
             code = _work(config, layout, run_dir, stop_flag, environ)
     except HpcddpError as error:
         print(f"Error: {error.message}", file=sys.stderr)
-        failed = error.code in _NOT_THE_USERS_FAULT
-        code = _record_failure(run_dir, layout, error, EXIT_FAILED if failed else EXIT_USAGE)
+        code = record_failure(run_dir, layout, error)
     except BaseException as error:
         traceback.print_exc()
-        code = _record_failure(run_dir, layout, error, EXIT_FAILED)
+        code = record_failure(run_dir, layout, error)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -89,7 +88,10 @@ def _work(
 ) -> int:
     for warning in layout.warnings:
         _log.warning("%s", warning)
-    layout, variables = _with_network(layout, run_dir, environ)
+    layout, network = with_network(layout, environ, uses_gloo=not config.command)
+    if layout.is_main and network.reasons:
+        run_dir.append_event("network", attempt=layout.attempt, choices=list(network.reasons))
+    variables = dict(network.variables)
     # The one place that writes this process's environment, before torch is loaded.
     os.environ.update(variables if not config.command else variables | rank_variables(layout))
     if config.command:
@@ -100,17 +102,14 @@ def _work(
     return train(config, layout, run_dir, stop_flag)
 
 
-def _with_network(
-    layout: ProcessLayout, run_dir: RunDir, environ: Mapping[str, str]
-) -> tuple[ProcessLayout, dict[str, str]]:
-    """The layout with the address of rank 0 as this node knows it; variables for the network."""
-    network = settle_network(layout, environ)
+def with_network(
+    layout: ProcessLayout, environ: Mapping[str, str], *, uses_gloo: bool = True
+) -> tuple[ProcessLayout, Network]:
+    """The layout with the address of rank 0 as this node knows it, and all that was settled."""
+    network = settle_network(layout, environ, uses_gloo=uses_gloo)
     for reason in network.reasons:
         _log.info("Network: %s", reason)
-    if layout.is_main and network.reasons:
-        run_dir.append_event("network", attempt=layout.attempt, choices=list(network.reasons))
-    layout = dataclasses.replace(layout, master_addr=network.master_addr)
-    return layout, dict(network.variables)
+    return dataclasses.replace(layout, master_addr=network.master_addr), network
 
 
 def _record_start(run_dir: RunDir, layout: ProcessLayout) -> None:
@@ -163,9 +162,10 @@ def _hand_signals_over(stop_flag: StopFlag) -> None:
         os.kill(os.getpid(), stop_flag.notice.signum)
 
 
-def _record_failure(
-    run_dir: RunDir, layout: ProcessLayout | None, error: BaseException, code: int
-) -> int:
+def record_failure(run_dir: RunDir, layout: ProcessLayout | None, error: BaseException) -> int:
+    """Write down why this process ends; returns its exit code."""
+    is_usage = isinstance(error, HpcddpError) and error.code not in _NOT_THE_USERS_FAULT
+    code = EXIT_USAGE if is_usage else EXIT_FAILED
     said = str(error).strip().splitlines()
     line = f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
     place = {} if layout is None else {"global_rank": layout.global_rank, "attempt": layout.attempt}

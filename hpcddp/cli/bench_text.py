@@ -1,0 +1,54 @@
+"""What `bench` prints for people, from its report. Measures nothing."""
+
+from typing import Any
+
+from hpcddp.launch.watch.words import count_text, table
+
+_HEADER = ("BYTES", "TIME", "QUARTILES", "ALGBW GB/s", "BUSBW GB/s", "CALLS")
+
+
+def allreduce_lines(report: dict[str, Any]) -> list[str]:
+    """The report of `bench allreduce` as a table and what follows from it."""
+    processes = count_text(report["world_size"], "process")
+    what = f"all-reduce, {report['backend']}, {processes} on {count_text(report['nodes'], 'node')}"
+    rows, largest = report["rows"], report["rows"][-1]
+    return [
+        "",
+        f"{what}, torch {report['versions']['torch']}",
+        "",
+        *table([_HEADER, *map(_row, rows)]),
+        "",
+        f"every sum was checked; of each size the first {largest['discarded']} calls do not count",
+        f"bus bandwidth of {largest['bytes']} bytes: {_speed_text(largest['busbw_gb_per_s'])}",
+        _fit_line(report["fit"]),
+    ]
+
+
+def _row(row: dict[str, Any]) -> tuple[str, ...]:
+    quartiles = (row["seconds_quartile_1"], row["seconds_quartile_3"])
+    return (
+        str(row["bytes"]),
+        _time_text(row["seconds"]),
+        " .. ".join(map(_time_text, quartiles)),
+        f"{row['algbw_gb_per_s']:.4g}",
+        f"{row['busbw_gb_per_s']:.4g}",
+        str(row["n"]),
+    )
+
+
+def _fit_line(fit: dict[str, float] | None) -> str:
+    if fit is None:
+        return "latency and bandwidth in one line: time does not grow with size in this range"
+    return (
+        f"line through all sizes: latency {_time_text(fit['alpha_s'])}, bus bandwidth "
+        f"{_speed_text(fit['bus_gb_per_s'])}; it misses a size by up to "
+        f"{fit['worst_relative_miss']:.0%}"
+    )
+
+
+def _speed_text(gb_per_s: float) -> str:
+    return f"{gb_per_s:.4g} GB/s = {gb_per_s * 8:.4g} Gbit/s"
+
+
+def _time_text(seconds: float) -> str:
+    return f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"

@@ -1,0 +1,1 @@
+"""What is measured with torch on the machine itself: collectives, modes of training."""

@@ -1,0 +1,69 @@
+"""A verb that measures knows whether it is in a job, and what it would send if it is not."""
+
+import json
+
+import pytest
+
+from hpcddp.errors import HpcddpError
+from hpcddp.launch.measuring import is_in_job, prepare_measuring, read_report, write_report
+from hpcddp.launch.request import Request
+from hpcddp.run_dir import RunDir
+
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "1"}
+STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, False),
+        (TORCHRUN, True),
+        (STEP, True),
+        ({"HPCDDP_GLOBAL_RANK": "0"}, True),
+        ({"HPCDDP_LAUNCHER": "single"}, True),
+    ],
+)
+def test_only_what_a_launcher_has_started_measures_by_itself(environ, expected):
+    assert is_in_job(environ, "bench allreduce") is expected
+
+
+def test_in_a_salloc_shell_the_line_to_type_is_said():
+    with pytest.raises(HpcddpError, match=r"srun .*python -m hpcddp bench allreduce`"):
+        is_in_job({"SLURM_JOB_ID": "7"}, "bench allreduce")
+
+
+def test_the_job_starts_the_verb_on_its_own_run_directory(workplace):
+    request = Request(cluster="local", overrides=("train.micro_batch=4",))
+    submission = prepare_measuring(["compare", "--weak"], request, "c", {})
+    command = submission.request.config.command
+    assert command[1:5] == ("-m", "hpcddp", "compare", "--weak")
+    assert command[5:] == ("--run-dir", str(workplace / "runs" / "c"))
+    assert submission.request.config.train.micro_batch == 4  # for the verb to read
+    assert not (workplace / "runs").exists()
+    named = prepare_measuring(["bench", "allreduce", "--x"], request, None, {}).run_dir.name
+    assert named.startswith("bench-allreduce-2")
+
+
+def test_in_a_container_the_containers_python_runs_the_verb(workplace):
+    folder = workplace / "configs" / "clusters"
+    folder.mkdir(parents=True)
+    (folder / "boxes.yaml").write_text(
+        "description: d\nextends: [generic-cpu]\n"
+        "container: {runtime: apptainer, python: /opt/box/python}\n"
+    )
+    request = Request(cluster="boxes", overrides=("resources.container=/images/t.sif",))
+    environ = {"HPCDDP_CONFIG_PATH": str(workplace / "configs")}
+    command = prepare_measuring(["compare"], request, "c", environ).request.config.command
+    assert command[:4] == ("/opt/box/python", "-m", "hpcddp", "compare")
+
+
+def test_a_report_is_read_back_and_a_missing_or_damaged_one_is_said(tmp_path):
+    run_dir = RunDir(tmp_path / "r")
+    with pytest.raises(HpcddpError, match=r"no report compare\.json.*hpcddp logs r"):
+        read_report(run_dir, "compare")
+    write_report(run_dir, "compare", {"rows": [1]})
+    assert read_report(run_dir, "compare") == {"rows": [1]}
+    for text, said in (('{"rows": [1', "damaged"), (json.dumps([1]), "found a list")):
+        (run_dir.reports / "compare.json").write_text(text)
+        with pytest.raises(HpcddpError, match=said):
+            read_report(run_dir, "compare")

@@ -1,0 +1,43 @@
+"""Latency and bandwidth from times that are known."""
+
+import math
+
+import pytest
+
+from hpcddp.errors import HpcddpError
+from hpcddp.measure.alpha_beta import fit_alpha_beta
+
+SIZES = [1 << power for power in range(10, 29)]
+
+
+def test_a_straight_line_is_found_exactly():
+    fit = fit_alpha_beta(SIZES, [5e-4 + size / 1.25e8 for size in SIZES])
+    assert fit.alpha_s == pytest.approx(5e-4)
+    assert fit.beta_bytes_per_s == pytest.approx(1.25e8)
+    assert fit.worst < 1e-9
+    assert fit.alpha_error_s < 1e-9 * fit.alpha_s + 1e-12
+    assert fit.seconds(1 << 20) == pytest.approx(5e-4 + (1 << 20) / 1.25e8)
+
+
+def test_a_miss_of_the_largest_size_does_not_drown_the_latency():
+    """Unweighted, the 0.2 s by which the last time misses would move alpha by more than itself."""
+    times = [5e-4 + size / 1.25e8 for size in SIZES]
+    times[-1] *= 1.1
+    fit = fit_alpha_beta(SIZES, times)
+    assert fit.alpha_s == pytest.approx(5e-4, rel=0.05)
+    assert fit.beta_bytes_per_s == pytest.approx(1.25e8, rel=0.1)
+    assert 0 < fit.beta_error_bytes_per_s < 0.1 * fit.beta_bytes_per_s
+
+
+def test_noise_gives_no_negative_latency_and_no_negative_bandwidth():
+    fast_small = fit_alpha_beta([1000, 10_000], [1e-6, 1e-4])
+    assert (fast_small.alpha_s, fast_small.beta_bytes_per_s > 0) == (0, True)
+    slow_small = fit_alpha_beta([1000, 2000], [2e-4, 1e-4])
+    assert slow_small.alpha_s > 0
+    assert math.isinf(slow_small.beta_bytes_per_s)
+
+
+@pytest.mark.parametrize(("sizes", "times"), [([4096], [1.0]), ([4096, 8192], [1.0, 0.0])])
+def test_one_size_or_a_time_of_nothing_gives_no_line(sizes, times):
+    with pytest.raises(HpcddpError, match=r"--sizes 1KiB\.\.1MiB"):
+        fit_alpha_beta(sizes, times)

@@ -1,0 +1,58 @@
+"""Times of all-reduces: of the slowest process, by the definitions, and never of a wrong sum."""
+
+import pytest
+import torch
+
+from hpcddp.errors import HpcddpError
+from hpcddp.measure.collectives import AllReduceTime, bus_factor, measure_all_reduce
+from hpcddp.train.process_group import LoneProcess
+
+
+class TwoAlike(LoneProcess):
+    """Pretends that process 1 holds what process 0 holds, plus one, as the check fills it."""
+
+    def __init__(self, damage=0.0, other_s=0.0):
+        self.calls, self.damage, self.other_s = [], damage, other_s
+
+    def sum_across(self, tensor):
+        self.calls.append(tensor.numel() * 4)
+        if len(self.calls) == 1 or self.calls[-1] != self.calls[-2]:
+            tensor.mul_(2).add_(1)
+            tensor[-1] += self.damage
+
+    def start_max(self, tensor):
+        if tensor.numel() > 1:  # not the answer to "is it wrong?"
+            tensor.clamp_(min=self.other_s)
+        return super().start_max(tensor)
+
+
+def measure(ranks, sizes, **options):
+    place = {"global_rank": 0, "world_size": 2, "seconds_per_size": 1e-9}
+    return list(measure_all_reduce(ranks, sizes, torch.device("cpu"), **place | options))
+
+
+def test_the_slowest_process_counts_and_every_call_is_accounted_for():
+    ranks = TwoAlike(other_s=2.0)
+    times = measure(ranks, [1024, 4096])
+    assert [(each.bytes, each.seconds) for each in times] == [(1024, 2.0), (4096, 2.0)]
+    for each in times:
+        assert ranks.calls.count(each.bytes) == each.n + each.discarded
+        assert each.n == 3
+
+
+def test_a_fast_size_is_repeated_as_long_as_it_may():
+    [measured] = measure(TwoAlike(other_s=0.01), [1024], seconds_per_size=0.5)
+    assert measured.n == 50
+
+
+def test_a_wrong_last_element_is_an_error():
+    with pytest.raises(HpcddpError, match="4096 bytes gave a wrong sum in this process"):
+        measure(TwoAlike(damage=1.0), [4096])
+
+
+@pytest.mark.parametrize(("world_size", "factor"), [(1, 0), (2, 1), (4, 1.5), (8, 1.75)])
+def test_bus_bandwidth_is_what_each_process_sends_per_second(world_size, factor):
+    assert bus_factor(world_size) == factor
+    measured = AllReduceTime(10**9, 2.0, (2.0, 2.0), 3, 3)
+    assert measured.algbw_gb_per_s == 0.5
+    assert measured.busbw_gb_per_s(world_size) == 0.5 * factor

@@ -1,0 +1,39 @@
+"""`bench allreduce` between nodes whose links have a known speed, against the kernel's counters."""
+
+import json
+
+import pytest
+from hpcddp_user import Hpcddp
+
+GBIT_PER_S = 0.125  # 10^9 bytes per second
+
+
+@pytest.fixture(scope="module")
+def shaped(new_cluster):
+    """Two nodes with 1 Gbit/s each way."""
+    cluster = new_cluster("shaped", "--nodes", "2", "--rate", "1gbit")
+    yield cluster
+    cluster.stop()
+
+
+def sent_bytes(cluster, node):
+    """Bytes that the node's programs have put on its link: all but the packets' headers."""
+    names = [f"/sys/class/net/eth0/statistics/tx_{what}" for what in ("bytes", "packets")]
+    done = cluster.node_exec(node, ["cat", *names])
+    assert done.returncode == 0, done.stderr
+    num_bytes, num_packets = map(int, done.stdout.split())
+    return num_bytes - 66 * num_packets  # Ethernet 14, IP 20, TCP with its timestamps 32
+
+
+def test_it_finds_the_speed_of_the_link_and_sends_what_theory_says(shaped, tmp_path):
+    hpcddp = Hpcddp(shaped, tmp_path / "runs")
+    before = {node: sent_bytes(shaped, node) for node in shaped.nodes}
+    words = ["--cluster", "testcluster", "--nodes", "2", "--sizes", "1KiB..32MiB", "--json"]
+    done = hpcddp("bench", "allreduce", *words)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["rows"][-1]["busbw_gb_per_s"] == pytest.approx(GBIT_PER_S, rel=0.1)
+    assert report["fit"]["bus_gb_per_s"] == pytest.approx(GBIT_PER_S, rel=0.1)
+    reduced = sum(row["bytes"] * (row["n"] + row["discarded"]) for row in report["rows"])
+    for node in shaped.nodes:  # 2(n-1)/n is 1 between two
+        assert sent_bytes(shaped, node) - before[node] == pytest.approx(reduced, rel=0.01)
