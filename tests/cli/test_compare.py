@@ -132,6 +132,6 @@ def test_several_processes_are_too_many(compare):
     assert done.returncode == 2
     assert "config.yaml" in done.stderr
     first = process_environment({}, nodes=1, processes_per_node=2, global_rank=0)
-    done = compare(*ONCE, *SMALL, **first)
+    done = compare("--name", "c", *ONCE, *SMALL, **first)
     assert done.returncode == 2
     assert "Use one task with all devices of the node" in done.stderr
