@@ -21,11 +21,13 @@ ALLOWED = {
     "data": {"config"},
     "train": {"config", "data"},
     "launch": {"config", "cluster", "train"},
-    "measure": {"config", "cluster", "data", "train"},
-    "cli": {"config", "cluster", "launch", "measure", "train"},
+    "doctor": {"config", "cluster"},
+    "measure": {"config", "cluster", "data", "doctor", "train"},
+    "report": set(),  # reads what was measured, wherever that was
+    "cli": {"config", "cluster", "doctor", "launch", "measure", "report", "train"},
 }
 # `launch` and `cli` reach what computes only inside functions, on the compute node.
-LIGHT = ("cli", "launch", "cluster", "config")
+LIGHT = ("cli", "launch", "doctor", "cluster", "config")
 
 FORBIDDEN_NAMES = {
     "batch_size", "num_gpus", "ngpus", "num_tasks", "nproc", "procid", "nodeid", "total_batch",
@@ -66,12 +68,15 @@ def test_the_login_node_reaches_training_only_inside_functions(path):
     at_once = [node for node in parsed(path).body if not isinstance(node, ast.If)]
     names = set(imported(ast.Module([n for n in at_once if "Import" in type(n).__name__], [])))
     if folder_of(path) in LIGHT:
-        heavy = re.compile(r"(torch|torchvision|numpy|hpcddp\.(train|data|measure))\b")
+        heavy = re.compile(
+            r"(torch|torchvision|numpy|matplotlib|hpcddp\.(train|data|measure|report))\b"
+        )
         assert not [name for name in names if heavy.match(name)]
 
 
 @pytest.mark.parametrize(
-    "verb", ["submit", "render", "status", "logs", "cancel", "wait", "env", "cluster", "bench"]
+    "verb",
+    ["submit", "render", "status", "logs", "cancel", "wait", "env", "cluster", "bench", "doctor"],
 )
 def test_verbs_of_the_login_node_do_not_load_torch(verb):
     probe = (
@@ -88,6 +93,7 @@ def test_verbs_of_the_login_node_do_not_load_torch(verb):
         ["render", "--cluster", "generic"],
         ["status"],
         ["env", "--json"],
+        ["doctor", "--cluster", "local"],
     ],
     ids=lambda words: words[0],
 )

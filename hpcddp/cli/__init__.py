@@ -21,9 +21,11 @@ VERBS = {
     "resume": "send an ended run once more, from its newest checkpoint",
     "env": "which process am I: ranks, sizes, hosts, address and port",
     "cluster": "profiles of clusters: list, show, explain, detect, check",
+    "doctor": "what is wrong with this host, and with the nodes of a job",
     "rehearse": "prove that a job survives preemption on this cluster",
     "compare": "DataParallel against DistributedDataParallel, measured side by side",
     "bench": "measure parts of the machine: allreduce",
+    "report": "write the page of what a run has measured",
     "checkpoint": "list, verify, compare and export checkpoints",
 }
 

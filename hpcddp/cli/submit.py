@@ -14,7 +14,7 @@ from hpcddp.launch.explain import exported_warnings
 from hpcddp.launch.request import resolve_request, world_size
 from hpcddp.launch.runs import find_run
 from hpcddp.launch.sbatch import ask_sbatch
-from hpcddp.launch.submission import Submission, prepare, send
+from hpcddp.launch.submission import Submission, prepare, send, sharing_warnings
 from hpcddp.launch.watch.observer import Observer
 from hpcddp.launch.watch.words import command_line, count_text
 from hpcddp.run_dir import runs_root
@@ -41,7 +41,7 @@ def command(
     request = resolve_request(build_request(context, typed), os.environ)
     submission = prepare(request, typed["name"], os.environ)
     exported = exported_warnings(request.profile, os.environ)
-    for sentence in (*submission.warnings, *exported):
+    for sentence in (*submission.warnings, *sharing_warnings(submission), *exported):
         click.echo(f"Warning: {sentence}", err=True)
     options = _waiting(afterok, submission) if afterok else ()
     if dry_run:

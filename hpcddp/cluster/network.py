@@ -172,13 +172,20 @@ def _first(body: str, fitting: tuple[Interface, ...], host: Host, master: Master
     return leading if leading in fitting and leading else fitting[0]
 
 
+def faster_interfaces(found: Sequence[Interface], host: Host) -> list[Interface]:
+    """The interfaces that are much faster than the chosen ones, fastest first."""
+    speed = found[0].speed_mbit_per_s if found else None
+    if not speed:
+        return []
+    others = [i for i in host.usable if (i.speed_mbit_per_s or 0) >= _MUCH_FASTER * speed]
+    return sorted(others, key=lambda each: each.speed_mbit_per_s or 0, reverse=True)
+
+
 def _faster(found: tuple[Interface, ...], host: Host) -> list[str]:
     """A line where a much faster interface lies idle although nobody asked for the slow one."""
-    speed = found[0].speed_mbit_per_s if found else None
-    others = [i for i in host.usable if (i.speed_mbit_per_s or 0) >= _MUCH_FASTER * (speed or 1)]
-    if not speed or not others:
+    best = next(iter(faster_interfaces(found, host)), None)
+    if best is None:
         return []
-    best = max(others, key=lambda each: each.speed_mbit_per_s or 0)
     return [
         f"{found[0]} is slow beside {best}: `interface` in the cluster profile, or "
         f"{INTERFACE_VARIABLE}={best.name}, would use that"

@@ -39,9 +39,12 @@ def is_in_job(environ: Mapping[str, str], verb: str) -> bool:
 
 
 def measure_here(
-    work: Callable[[ProcessLayout], None], run_dir: RunDir | None, environ: Mapping[str, str]
+    work: Callable[[ProcessLayout], int | None],
+    run_dir: RunDir | None,
+    environ: Mapping[str, str],
 ) -> NoReturn:
-    """Do this process's part and leave with its exit code; a failure is recorded in the run.
+    """Do this process's part and leave with the exit code it gives (None: done); a failure is
+    recorded in the run.
 
     Leaves through `os._exit`, as `run_job` does and for its reason.
     """
@@ -51,8 +54,7 @@ def measure_here(
         layout = layout_from_environ(environ, ephemeral=ephemeral_range())
         layout, network = with_network(layout, environ)
         os.environ.update(network.variables)  # before torch is loaded
-        work(layout)
-        code = EXIT_DONE
+        code = work(layout) or EXIT_DONE
     except BaseException as error:
         code = _complain(error) if run_dir is None else record_failure(run_dir, layout, error)
         if isinstance(error, HpcddpError):

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcddp.cluster.filesystems import mount_of, sharing_warning
 from hpcddp.cluster.options import check_text
 from hpcddp.config.layout import EXIT_FAILED
 from hpcddp.config.write import config_text
@@ -103,6 +104,15 @@ def _record_submission(submission: Submission, **job_id: str) -> None:
         nodes=config.resources.nodes,
         processes_per_node=processes_per_node(config, profile),
     )
+
+
+def sharing_warnings(submission: Submission) -> tuple[str, ...]:
+    """A sentence where the nodes of a Slurm job may not see the run directory. Cheap: no job."""
+    path = submission.run_dir.path.parent
+    if submission.request.profile.launcher == "local":
+        return ()
+    sentence = sharing_warning(path, mount_of(path))
+    return (sentence,) if sentence else ()
 
 
 @contextmanager

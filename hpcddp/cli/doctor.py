@@ -1,0 +1,156 @@
+"""`doctor`: what is wrong with this login node, and with --nodes N with the nodes of a job."""
+
+import json
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hpcddp.cli.measuring import measuring_options, prepare_job
+from hpcddp.cli.options import build_request
+from hpcddp.cli.submit import announce
+from hpcddp.cluster.filesystems import existing_part
+from hpcddp.cluster.profile import CLUSTER_VARIABLE, load_profile
+from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED, ProcessLayout
+from hpcddp.config.schema import RunConfig
+from hpcddp.config.write import read_config
+from hpcddp.doctor.findings import Finding, as_document, fail, finding, from_document, has_failed
+from hpcddp.doctor.job_end import examine_end
+from hpcddp.doctor.login_checks import examine_login, settle_by_job
+from hpcddp.doctor.login_facts import read_login_facts
+from hpcddp.doctor.text import report_lines
+from hpcddp.errors import ConfigError, HpcddpError, SubmissionFailed
+from hpcddp.launch.measuring import is_in_job, measure_here, read_report, write_report
+from hpcddp.launch.request import resolve_request
+from hpcddp.launch.submission import Submission, send
+from hpcddp.launch.watch.observer import Observer
+from hpcddp.launch.watch.words import command_line
+from hpcddp.run_dir import RunDir, runs_root
+
+_REPORT = "doctor"
+_TAIL_BYTES = 20_000
+
+
+@click.command()
+@measuring_options
+@click.pass_context
+def command(
+    context: click.Context,
+    run_dir: Path | None,
+    follows: bool,
+    as_json: bool,
+    **typed: Any,  # noqa: ANN401
+) -> None:
+    """Examine this login node; with --nodes N also N nodes and what is between them, by a job.
+
+    Inside a job (srun, torchrun) every process takes part. Each finding is ok, warn, fail or not
+    testable, with what to type. Exit code 1 if one has failed. data.root=FOLDER looks at data too.
+    """
+    if is_in_job(os.environ, "doctor"):
+        _examine_here(context, run_dir, typed, as_json=as_json)
+    cluster = typed["cluster"] or "auto"
+    facts = read_login_facts(os.environ, cluster, runs_root(os.environ))
+    findings = list(examine_login(facts))
+    document: dict[str, Any] = {}
+    if typed["nodes"] and not _is_hopeless(findings):
+        document = _document_of_job(context, typed, follows=follows, as_json=as_json)
+        job = from_document(document)
+        findings = [*settle_by_job(findings, job), *job]
+    _show(as_document(findings, **_measured(document)), as_json=as_json)
+    sys.exit(EXIT_FAILED if has_failed(findings) else EXIT_DONE)
+
+
+def _is_hopeless(findings: list[Finding]) -> bool:
+    """No job can be sent without these."""
+    needed = ("python", "torch", "slurm", "profile")
+    return has_failed(each for each in findings if each.name in needed)
+
+
+def _measured(document: dict[str, Any]) -> dict[str, Any]:
+    return {name: part for name, part in document.items() if name != "checks"}
+
+
+def _document_of_job(
+    context: click.Context, typed: dict[str, Any], *, follows: bool, as_json: bool
+) -> dict[str, Any]:
+    """Send a job, show it to its end, and return its report; of one that failed, why."""
+    host = socket.gethostname()
+    try:
+        submission = prepare_job(context, [_REPORT], typed)
+        announce(submission, send(submission), err=as_json)
+    except (HpcddpError, SubmissionFailed) as error:
+        fix = "python -m hpcddp submit --dry-run, with the same options"
+        refused = fail(f"not sent: {error}", "a job that Slurm takes", fix)
+        return as_document([finding("job", host, refused)])
+    if not follows:
+        return as_document([])
+    from hpcddp.launch.watch.follow import follow
+
+    code = follow(submission.run_dir, out=sys.stderr if as_json else sys.stdout)
+    try:
+        if code == EXIT_DONE:
+            return read_report(submission.run_dir, _REPORT)
+    except HpcddpError:
+        pass  # the end of its log says more than that there is no report
+    return as_document([_failed_job(submission, host)])
+
+
+def _failed_job(submission: Submission, host: str) -> Finding:
+    run_dir = submission.run_dir
+    [status] = Observer([run_dir], whole=True).look()
+    try:
+        log = run_dir.batch_log.read_bytes()[-_TAIL_BYTES:].decode(errors="replace")
+    except OSError:
+        log = ""
+    look = command_line("logs", run_dir.name, "--rank", "all")
+    return examine_end(host, str(run_dir.path.parent), status.reason, log, look)
+
+
+def _examine_here(
+    context: click.Context, path: Path | None, typed: dict[str, Any], *, as_json: bool
+) -> None:
+    """This process's part in a job; leaves the program."""
+    run_dir = RunDir(path.absolute()) if path else None
+
+    def work(layout: ProcessLayout) -> int:
+        from hpcddp.measure.job_doctor import examine
+
+        config = read_config(run_dir) if run_dir else _config(context, typed)
+        folder = run_dir.path if run_dir else existing_part(runs_root(os.environ))
+        root = Path(config.data.root) if config.data.root else None
+        document = examine(layout, os.environ, folder, root, _expected_busbw(config))
+        if layout.is_main:
+            _leave(document, run_dir, as_json=as_json)
+        failed = has_failed(from_document(document))
+        # A job that has found something wrong has done its work: whoever sent it reads the report.
+        return EXIT_FAILED if failed and run_dir is None else EXIT_DONE
+
+    measure_here(work, run_dir, os.environ)
+
+
+def _leave(document: dict[str, Any], run_dir: RunDir | None, *, as_json: bool) -> None:
+    if run_dir:
+        write_report(run_dir, _REPORT, document)
+    _show(document, as_json=as_json)
+
+
+def _show(document: dict[str, Any], *, as_json: bool) -> None:
+    lines = report_lines(from_document(document))
+    click.echo(json.dumps(document, indent=2) if as_json else "\n".join(lines))
+
+
+def _config(context: click.Context, typed: dict[str, Any]) -> RunConfig:
+    """The configuration of processes that nobody has sent, from the words typed."""
+    environ = {CLUSTER_VARIABLE: "local", **os.environ}
+    return resolve_request(build_request(context, typed), environ).config
+
+
+def _expected_busbw(config: RunConfig) -> float | None:
+    try:
+        profile = load_profile(config.cluster, os.environ, config.resources)
+    except ConfigError:
+        return None  # a profile of one's own need not be readable on the node
+    return profile.expected_busbw_gb_per_s

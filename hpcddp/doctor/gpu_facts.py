@@ -1,0 +1,54 @@
+"""The GPUs of this host as NVIDIA's management library sees them. Judges nothing, opens no GPU."""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+_DRIVER = Path("/proc/driver/nvidia")
+# Bits of the reasons for a lower clock that do not come with ordinary load or rest.
+_SLOWDOWNS = {0x08: "hardware slowdown", 0x20: "heat", 0x40: "heat (hardware)", 0x80: "power brake"}
+
+
+def read_gpus(driver: Path = _DRIVER) -> tuple[list[dict[str, Any]], str, str]:
+    """All GPUs of the host, the driver's version, and why there are none ("" if there are)."""
+    try:
+        nvml = import_module("pynvml")
+    except ModuleNotFoundError:
+        missing = "pip install nvidia-ml-py, to look at the GPUs"
+        return [], "", missing if driver.exists() else "no GPU"
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        return [], "", f"no GPU ({error})"
+    try:
+        handles = [nvml.nvmlDeviceGetHandleByIndex(n) for n in range(nvml.nvmlDeviceGetCount())]
+        gpus = [_gpu(nvml, handle) for handle in handles]
+        return gpus, _text(nvml.nvmlSystemGetDriverVersion()), "" if gpus else "no GPU"
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _gpu(nvml: Any, handle: Any) -> dict[str, Any]:  # noqa: ANN401
+    def ask(name: str, *words: Any) -> Any:  # noqa: ANN401
+        try:
+            return getattr(nvml, name)(handle, *words)
+        except (AttributeError, nvml.NVMLError):
+            return None  # not every GPU, partition or version of the library answers everything
+
+    memory = ask("nvmlDeviceGetMemoryInfo")
+    reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
+    return {
+        "uuid": _text(ask("nvmlDeviceGetUUID")),
+        "name": _text(ask("nvmlDeviceGetName")),
+        "used_bytes": int(memory.used) if memory else None,
+        "slowed_by": [word for bit, word in _SLOWDOWNS.items() if reasons & bit],
+        "clock_mhz": ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
+        "max_clock_mhz": ask("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM),
+        "temperature_c": ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
+        "pcie_width": ask("nvmlDeviceGetCurrPcieLinkWidth"),
+        "max_pcie_width": ask("nvmlDeviceGetMaxPcieLinkWidth"),
+    }
+
+
+def _text(value: Any) -> str:  # noqa: ANN401
+    return value.decode() if isinstance(value, bytes) else str(value or "")

@@ -1,0 +1,127 @@
+"""What one process of a job finds on its node, as plain values. Judges nothing; knows no torch."""
+
+import os
+import platform
+import resource
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from hpcddp import __version__
+from hpcddp.cluster.adapters import read_adapters
+from hpcddp.cluster.interfaces import Host, read_host
+from hpcddp.cluster.names import Resolve, resolve_name
+from hpcddp.cluster.network import GLOO, faster_interfaces
+from hpcddp.cluster.rendezvous_address import is_one_host
+from hpcddp.config.layout import ProcessLayout
+from hpcddp.doctor.gpu_facts import read_gpus
+
+_SHM = Path("/dev/shm")
+_MOST_FILES, _LONGEST_LOOK_S = 64, 5.0
+_LONGEST_NAMES_S = 10.0
+
+
+def read_host_facts(
+    layout: ProcessLayout, environ: Mapping[str, str], data_root: Path | None
+) -> dict[str, Any]:
+    """Facts of this process and its node."""
+    gpus, driver, no_gpu = read_gpus()
+    return {
+        "host": host_name(layout),
+        "global_rank": layout.global_rank,
+        "local_rank": layout.local_rank,
+        "local_world_size": layout.local_world_size,
+        "versions": {
+            "python": platform.python_version(),
+            "hpcddp": __version__,
+            "kernel": platform.release(),
+            **({"driver": driver} if driver else {}),
+        },
+        "cpus": sorted(os.sched_getaffinity(0)),
+        "cpus_asked": _asked(environ),
+        "memlock_bytes": _limit(resource.RLIMIT_MEMLOCK),
+        "rdma": [str(port) for port in read_adapters().ports if port.is_active],
+        "shm_bytes": _free(_SHM),
+        "gpus": gpus,
+        "no_gpu": no_gpu,
+        "interface": None if is_one_host(layout) else interface_facts(read_host(), environ),
+        "data": read_data(data_root) if data_root else None,
+    }
+
+
+def host_name(layout: ProcessLayout) -> str:
+    """What this node is called; those that the local launcher emulates have made-up names."""
+    return layout.hosts[layout.node_rank] if layout.launcher == "local" else socket.gethostname()
+
+
+def _asked(environ: Mapping[str, str]) -> int | None:
+    """The cores that Slurm was asked for per process."""
+    text = environ.get("SLURM_CPUS_PER_TASK", "")
+    return int(text) if text.isdigit() else None
+
+
+def _limit(which: int) -> int | None:
+    soft, _ = resource.getrlimit(which)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _free(path: Path) -> int | None:
+    try:
+        return shutil.disk_usage(path).free
+    except OSError:
+        return None
+
+
+def interface_facts(host: Host, environ: Mapping[str, str]) -> dict[str, Any] | None:
+    """The interface that was chosen for the job, as exported, and those that would be faster."""
+    names = environ.get(GLOO, "").split(",")
+    chosen = [found for name in names if (found := host.named(name))]
+    if not chosen:
+        return None
+    best = faster_interfaces(chosen, host)
+    return {
+        "name": ",".join(each.name for each in chosen),
+        "speed_mbit_per_s": chosen[0].speed_mbit_per_s,
+        "faster": str(best[0]) if best else "",
+        "faster_name": best[0].name if best else "",
+    }
+
+
+def resolve_all(
+    hosts: Sequence[str],
+    resolve: Resolve = resolve_name,
+    clock: Callable[[], float] = time.monotonic,
+) -> dict[str, list[str] | None]:
+    """The addresses of every host as this node knows them; None where time was up before."""
+    deadline = clock() + _LONGEST_NAMES_S
+    return {host: list(resolve(host)) if clock() < deadline else None for host in hosts}
+
+
+def read_data(root: Path) -> dict[str, Any]:
+    """How long it takes to open a file of the data and read its first byte, from this node."""
+    times, began = [], time.monotonic()
+    try:
+        for path in _first_files(root):
+            start = time.monotonic()
+            with path.open("rb", buffering=0) as file:
+                file.read(1)
+            times.append(time.monotonic() - start)
+            if len(times) == _MOST_FILES or start - began > _LONGEST_LOOK_S:
+                break
+    except OSError as error:
+        return {"path": str(root), "error": f"{error.strerror}: {error.filename}"}
+    return {"path": str(root), "files": len(times), "open_s": median(times) if times else None}
+
+
+def _first_files(root: Path) -> Iterator[Path]:
+    """`root`, or the files below it. Raises OSError where there is none."""
+    if root.is_file():
+        yield root
+        return
+    os.scandir(root).close()  # os.walk says nothing of a folder that is not there
+    for folder, _, names in os.walk(root):
+        yield from (Path(folder) / name for name in names)

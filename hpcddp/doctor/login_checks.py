@@ -1,0 +1,202 @@
+"""What the facts of a login node mean: one small judge per check. Reads nothing itself."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from hpcddp.doctor.findings import Facts, Finding, Verdict, fail, finding, not_testable, ok, warn
+from hpcddp.doctor.units import bytes_text
+
+RUNS_SHARED, PYTHON_SHARED = "run directory shared", "python shared"
+_OLDEST_PYTHON, _OLDEST_TORCH = (3, 10), (2, 5)
+_GIB = 1 << 30
+_LITTLE_SPACE, _NO_SPACE = 20 * _GIB, _GIB
+_FEW_INODES, _NO_INODES = 100_000, 1_000
+_QUOTA_NEARLY_FULL = 0.9
+_OTHERS_WRITE, _OWNER_ALL = 0o002, 0o700
+
+
+def python(facts: Facts) -> Verdict:
+    version = facts["python"]
+    if _numbers(version) < _OLDEST_PYTHON:
+        return fail(version, "3.10 or newer", "python3.11 -m venv .venv && pip install -e .")
+    return ok(f"{version}, {facts['executable']}")
+
+
+def torch(facts: Facts) -> Verdict:
+    version, beside = (facts["packages"].get(name) for name in ("torch", "torchvision"))
+    install = f"{facts['executable']} -m pip install"
+    if version is None:
+        return fail("not installed", "torch 2.5 or newer", f"{install} -e .")
+    if _numbers(version) < _OLDEST_TORCH:
+        return fail(version, "2.5 or newer", f"{install} 'torch>=2.5'")
+    if beside is None:
+        return fail(f"{version}, no torchvision", "both", f"{install} -e .")
+    return ok(f"{version}, torchvision {beside}")
+
+
+def slurm(facts: Facts) -> Verdict:
+    if facts["profile"].get("launcher") == "local":
+        return not_testable("not needed: the profile runs jobs on this machine")
+    missing = [name for name, path in facts["commands"].items() if path is None]
+    if missing:
+        return fail(
+            f"{', '.join(missing)} not on PATH",
+            "the commands of Slurm",
+            "module load slurm, or log in to a login node; --cluster local needs no Slurm",
+        )
+    if not facts["slurm_version"]:
+        return fail(
+            "`scontrol show config` does not answer",
+            "a controller that answers",
+            "scontrol ping; if SLURM_CONF is set, check the file that it names",
+        )
+    return ok(f"{facts['slurm_version']}, cluster {facts['slurm_cluster'] or 'without a name'}")
+
+
+def profile(facts: Facts) -> Verdict:
+    chosen = facts["profile"]
+    if chosen.get("error"):
+        return fail(chosen["error"], "one profile", "python -m hpcddp cluster list")
+    if chosen["name"] == "generic" and not chosen["asked_for"]:
+        return warn(
+            "generic: no profile fits this cluster",
+            "a profile that knows its network and limits",
+            "python -m hpcddp cluster detect --write",
+        )
+    return ok(f"{chosen['name']}: {chosen['why']}")
+
+
+def runs_shared(facts: Facts) -> Verdict:
+    return _shared(facts["mounts"].get("runs"), facts, "export HPCDDP_RUNS_DIR=/SHARED/FOLDER/runs")
+
+
+def python_shared(facts: Facts) -> Verdict:
+    return _shared(facts["mounts"].get("python"), facts, "python3 -m venv /SHARED/FOLDER/.venv")
+
+
+def _shared(mount: Facts | None, facts: Facts, fix: str) -> Verdict:
+    if facts["profile"].get("launcher") == "local":
+        return not_testable("not needed: jobs run on this machine")
+    if mount is None or mount["reach"] == "unknown":
+        kind = mount["kind"] if mount else "no such mount"
+        return not_testable(f"kind of file system unknown ({kind}); --nodes 2 proves it")
+    where = f"{mount['path']} on {mount['kind']} ({mount['source']})"
+    if mount["reach"] == "shared":
+        return ok(where)
+    needed = "a file system that all nodes share"
+    if mount["reach"] == "memory":
+        return fail(where, needed, fix)
+    return warn(where, needed, f"{fix}; or prove that it is shared: doctor --nodes 2")
+
+
+def space(facts: Facts) -> Verdict:
+    free = facts["space"].get("bytes")
+    if free is None:
+        return not_testable("the run directory cannot be asked")
+    if free < _LITTLE_SPACE:
+        judge = fail if free < _NO_SPACE else warn
+        return judge(
+            f"{bytes_text(free)} free",
+            f"{bytes_text(_LITTLE_SPACE)}: a checkpoint has three times the size of its model",
+            "remove old runs, checkpoint.keep_last=1, or HPCDDP_RUNS_DIR elsewhere",
+        )
+    return ok(f"{bytes_text(free)} free")
+
+
+def inodes(facts: Facts) -> Verdict:
+    free = facts["space"].get("inodes")
+    if free is None:
+        return not_testable("this file system does not count them")
+    if free < _FEW_INODES:
+        judge = fail if free < _NO_INODES else warn
+        return judge(f"{free} free", f"{_FEW_INODES}", "remove or pack small files")
+    return ok(f"{free} free")
+
+
+def quota(facts: Facts) -> Verdict:
+    if facts["quota"] is None:
+        return not_testable("no `quota` or `lfs` command that answers for this file system")
+    used = [(each["used"] / each["limit"], each) for each in facts["quota"] if each["limit"]]
+    if not used:
+        return ok("no limit")
+    share, worst = max(used, key=lambda pair: pair[0])
+    said = f"{share:.0%} of the {worst['what']} used"
+    if share >= _QUOTA_NEARLY_FULL:
+        judge = fail if share >= 1 else warn
+        return judge(said, f"below {_QUOTA_NEARLY_FULL:.0%}", "remove old runs, or ask for more")
+    return ok(said)
+
+
+def umask(facts: Facts) -> Verdict:
+    mask = facts["umask"]
+    if mask & _OWNER_ALL:
+        return fail(f"{mask:03o}: takes your own rights away", "022 or 077", "umask 022")
+    if not mask & _OTHERS_WRITE:
+        return warn(f"{mask:03o}: everybody may change your runs", "022 or 077", "umask 022")
+    return ok(f"{mask:03o}")
+
+
+def credentials(facts: Facts) -> Verdict:
+    names = facts["secrets"]
+    if names:
+        return warn(
+            f"exported, and every job inherits them: {', '.join(names)}",
+            "none that training does not need",
+            f"unset {' '.join(names)}",
+        )
+    return ok("none exported")
+
+
+def variables(facts: Facts) -> Verdict:
+    if facts["variables"]:
+        names = [sentence.partition("=")[0] for sentence in facts["variables"]]
+        return warn(" ".join(facts["variables"]), "none that does harm", f"unset {' '.join(names)}")
+    return ok("none that does harm")
+
+
+def caches(facts: Facts) -> Verdict:
+    closed = {name: each for name, each in facts["caches"].items() if not each["writable"]}
+    if closed:
+        said = ", ".join(f"{name} ({each['path']})" for name, each in closed.items())
+        fixes = "; ".join(f"export {name}=FOLDER" for name in closed)
+        return warn(f"not writable: {said}", "folders you can write to", fixes)
+    return ok(", ".join(sorted(facts["caches"])) or "none set")
+
+
+LOGIN_CHECKS: dict[str, Callable[[Facts], Verdict]] = {
+    "python": python,
+    "torch": torch,
+    "slurm": slurm,
+    "profile": profile,
+    RUNS_SHARED: runs_shared,
+    PYTHON_SHARED: python_shared,
+    "free space": space,
+    "free inodes": inodes,
+    "quota": quota,
+    "umask": umask,
+    "credentials": credentials,
+    "network variables": variables,
+    "caches": caches,
+}
+
+
+def examine_login(facts: Facts) -> Iterator[Finding]:
+    """All findings about this login node."""
+    for name, judge in LOGIN_CHECKS.items():
+        yield finding(name, facts["host"], judge(facts))
+
+
+def settle_by_job(login: Sequence[Finding], job: Sequence[Finding]) -> list[Finding]:
+    """The findings of the login node, where the job has proven what the login node only guesses."""
+    seen = {each.status for each in job if each.name == RUNS_SHARED}
+    return [
+        finding(each.name, each.host, ok(f"{each.found}: the nodes of the job share it"))
+        if seen == {"ok"} and each.name in (RUNS_SHARED, PYTHON_SHARED)
+        else each
+        for each in login
+    ]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """(2, 14) of `2.14.1+cpu`."""
+    parts = version.split("+")[0].split(".")[:2]
+    return tuple(int(part) for part in parts if part.isdigit())

@@ -1,0 +1,46 @@
+"""Findings as a table for people. Checks nothing."""
+
+from collections.abc import Sequence
+
+from hpcddp.doctor.findings import SEVERITY, Finding
+
+_INDENT = "    "
+
+
+def report_lines(findings: Sequence[Finding]) -> list[str]:
+    """One line per finding, equal ones of several hosts together; below it what to do."""
+    rows = [(each, hosts) for each, hosts in _grouped(findings)]
+    names = max((len(each.name) for each, _ in rows), default=0)
+    places = max((len(_place(hosts)) for _, hosts in rows), default=0)
+    lines = []
+    for each, hosts in rows:
+        start = f"{each.status:12}  {each.name:{names}}  {_place(hosts):{places}}"
+        lines.append(f"{start}  {each.found}".rstrip())
+        if each.needed:
+            lines.append(f"{_INDENT}needed: {each.needed}")
+        if each.fix:
+            lines.append(f"{_INDENT}fix: {each.fix}")
+    return [*lines, "", summary(findings)]
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """How many findings there are of each status, worst first."""
+    counts = {status: sum(each.status == status for each in findings) for status in SEVERITY}
+    return ", ".join(f"{counts[status]} {status}" for status in reversed(SEVERITY))
+
+
+def _grouped(findings: Sequence[Finding]) -> list[tuple[Finding, list[str]]]:
+    """Findings that say the same of several hosts, in the order of the first of each."""
+    groups: dict[tuple[str, ...], tuple[Finding, list[str]]] = {}
+    for each in findings:
+        key = (each.name, each.status, each.found, each.needed, each.fix)
+        _, hosts = groups.setdefault(key, (each, []))
+        if each.host and each.host not in hosts:
+            hosts.append(each.host)
+    return list(groups.values())
+
+
+def _place(hosts: Sequence[str]) -> str:
+    if len(hosts) > 2:
+        return f"{len(hosts)} hosts"
+    return ", ".join(hosts) or "job"

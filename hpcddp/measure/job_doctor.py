@@ -1,0 +1,150 @@
+"""Every process of a job examined, alone and together: facts, measurements, findings.
+
+Knows what to measure in which order; what it means is up to `hpcddp.doctor`.
+"""
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hpcddp.cluster.rendezvous_address import is_one_host
+from hpcddp.config.layout import ProcessLayout
+from hpcddp.data.workers import worker_batches
+from hpcddp.doctor.counters import read_counters
+from hpcddp.doctor.findings import as_document
+from hpcddp.doctor.host_checks import examine_hosts
+from hpcddp.doctor.host_facts import read_host_facts, resolve_all
+from hpcddp.doctor.job_checks import examine_job
+from hpcddp.errors import HpcddpError
+from hpcddp.measure.allreduce_report import allreduce_document
+from hpcddp.measure.collectives import bus_factor, measure_all_reduce
+from hpcddp.measure.links import Leader, Links, clock_offsets, pair_speeds, visible_after
+from hpcddp.train.device import choose_device
+from hpcddp.train.process_group import Ranks, open_ranks
+
+_RENDEZVOUS_TIMEOUT_S = 300.0
+_SIZES = (1 << 10, 1 << 15, 1 << 20, 1 << 24)
+_GPU_SIZES = (*_SIZES, 1 << 28)
+_SECONDS_PER_SIZE = 0.3
+
+_log = logging.getLogger(__name__)
+
+
+def examine(
+    layout: ProcessLayout,
+    environ: Mapping[str, str],
+    folder: Path,
+    data_root: Path | None,
+    expected_busbw_gb_per_s: float | None,
+) -> dict[str, Any]:
+    """The report about all processes of this job, on each of them. Collective.
+
+    `folder` is where runs lie. Raises HpcddpError `rendezvous` where the processes do not meet.
+    """
+    _log.info("Looking at this node")
+    facts = read_host_facts(layout, environ, data_root)  # before this process opens a GPU
+    device = choose_device("auto", layout)
+    ranks = open_ranks(layout, device, _RENDEZVOUS_TIMEOUT_S)
+    links = Links(layout.global_rank, layout.world_size)
+    processes = _with_names(links, links.gather(facts | _torch_facts(device, facts)), layout)
+    leaders = _leaders(processes)
+    _log.info("%d processes on %d nodes met", len(processes), len(leaders))
+    alone = len(leaders) == 1
+    allreduce, sent = _all_reduce(layout, ranks, device)
+    moved = {p["host"]: each for p, each in zip(processes, links.gather(sent), strict=True)}
+    measured = {
+        "allreduce": allreduce,
+        "moved": {} if is_one_host(layout) or not allreduce else moved,
+        "expected_busbw_gb_per_s": expected_busbw_gb_per_s,
+        "clocks": clock_offsets(links, leaders),
+        "visible": visible_after(links, leaders, folder),
+        "pairs": [] if alone else pair_speeds(links, leaders, device),
+    }
+    ranks.close()
+    findings = [*examine_hosts(processes), *examine_job(processes, measured)]
+    return as_document(findings, allreduce=allreduce, pairs=measured["pairs"])
+
+
+def _with_names(
+    links: Links, processes: list[dict[str, Any]], layout: ProcessLayout
+) -> list[dict[str, Any]]:
+    """The facts with what each node knows of the names of all. Torchrun does not name its nodes."""
+    hosts = layout.hosts
+    if layout.launcher != "slurm":
+        hosts = tuple(dict.fromkeys(facts["host"] for facts in processes))
+    asks = layout.local_rank == 0 and not is_one_host(layout)
+    names = links.gather(resolve_all(hosts) if asks else None)
+    return [{**facts, "names": known} for facts, known in zip(processes, names, strict=True)]
+
+
+def _torch_facts(device: torch.device, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What only a process with torch can say of itself."""
+    versions = {**facts["versions"], "torch": str(torch.__version__)}
+    uuid = None
+    if device.type == "cuda":
+        versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+        uuid = str(torch.cuda.get_device_properties(device).uuid)
+    return {
+        "threads": torch.get_num_threads(),
+        "versions": versions,
+        "device_uuid": uuid,
+        "worker_cpus": _cores_of_a_worker(),
+    }
+
+
+class _Cores:
+    """Stands in for a data set: its only item is the cores of the worker that fetches it."""
+
+    def __getitem__(self, index: int) -> list[int]:
+        return sorted(os.sched_getaffinity(0))
+
+
+def _cores_of_a_worker() -> list[int] | None:
+    try:
+        [cores] = worker_batches(_Cores(), [0], workers=1, pin_memory=False)
+    except (OSError, RuntimeError) as error:
+        _log.warning("No loader worker: %s", error)
+        return None
+    return cores
+
+
+def _leaders(processes: list[dict[str, Any]]) -> list[Leader]:
+    """The first process of every node, by global rank."""
+    return [Leader(p["host"], p["global_rank"]) for p in processes if p["local_rank"] == 0]
+
+
+def _all_reduce(
+    layout: ProcessLayout, ranks: Ranks, device: torch.device
+) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    """Times of all-reduces, and what this node's devices sent meanwhile. None for one process."""
+    if layout.world_size == 1:
+        return None, {}
+    before, rows, correct = read_counters(), [], True
+    try:
+        for each in measure_all_reduce(
+            ranks,
+            _GPU_SIZES if device.type == "cuda" else _SIZES,
+            device,
+            global_rank=layout.global_rank,
+            world_size=layout.world_size,
+            seconds_per_size=_SECONDS_PER_SIZE,
+        ):
+            rows.append(each)
+    except HpcddpError as error:
+        if error.code != "wrong_sum":
+            raise
+        correct = False
+    sent = read_counters().since(before)
+    factor = bus_factor(layout.world_size)
+    payload = factor * sum(row.bytes * (row.n + row.discarded) for row in rows)
+    counted = {
+        "adapters": dict(sent.adapters),
+        "interfaces": dict(sent.interfaces),
+        "payload_bytes": payload,
+    }
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    return {**allreduce_document(rows, layout, backend), "correct": correct}, counted

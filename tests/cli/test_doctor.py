@@ -1,0 +1,78 @@
+"""`doctor` as typed: on a login node, and in a job of two emulated nodes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+NEEDS_TORCH = {"cores of a loader worker", "all-reduce exact", "clocks", "pairs of nodes"}
+
+
+def doctor(tmp_path, *words, **variables):
+    environ = {
+        **{name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ},
+        "OMP_NUM_THREADS": "1",
+        "HPCDDP_RUNS_DIR": str(tmp_path / "runs"),
+        **variables,
+    }
+    command = [sys.executable, "-m", "hpcddp", "doctor", *words]
+    return subprocess.run(
+        command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=300
+    )
+
+
+def by_name(done):
+    return {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+
+
+def test_on_a_login_node_it_prints_a_table_with_what_to_type(tmp_path):
+    done = doctor(tmp_path, "--cluster", "local", HF_TOKEN="hush")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    at = next(n for n, line in enumerate(lines) if line.split()[:2] == ["warn", "credentials"])
+    assert lines[at + 2].strip() == "fix: unset HF_TOKEN"
+    assert "hush" not in done.stdout
+    assert lines[-1].startswith("0 fail, ")
+
+
+def test_where_slurm_is_missing_it_fails_and_sends_no_job(tmp_path):
+    empty = tmp_path / "bin"
+    empty.mkdir()
+    words = ["--cluster", "generic", "--nodes", "2", "--json"]
+    done = doctor(tmp_path, *words, PATH=str(empty))
+    assert done.returncode == 1
+    slurm = by_name(done)["slurm"]
+    assert slurm["status"] == "fail"
+    assert "sbatch" in slurm["found"]
+    assert set(slurm) == {"name", "host", "status", "found", "needed", "fix"}
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_unknown_profile_is_a_finding(tmp_path):
+    done = doctor(tmp_path, "--cluster", "nosuch", "--json")
+    assert done.returncode == 1
+    assert "nosuch" in by_name(done)["profile"]["found"]
+
+
+def test_a_job_that_cannot_be_sent_is_a_finding(tmp_path):
+    (tmp_path / "runs").write_text("a file where the folder should be")
+    done = doctor(tmp_path, "--cluster", "local", "--nodes", "2", "--json")
+    assert done.returncode == 1
+    assert "not sent" in by_name(done)["job"]["found"]
+
+
+def test_two_emulated_nodes_are_examined_without_slurm(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "1.png").write_bytes(b"x")
+    words = ["--cluster", "local", "--nodes", "2", "--json", f"data.root={tmp_path / 'data'}"]
+    done = doctor(tmp_path, *words)
+    assert done.returncode == 0, done.stderr + done.stdout
+    report = json.loads(done.stdout)
+    checks = report["checks"]
+    assert {check["status"] for check in checks} <= {"ok", "warn", "not testable"}
+    assert {check["name"] for check in checks if check["status"] == "ok"} >= NEEDS_TORCH
+    assert {c["host"] for c in checks if c["name"] == "data path"} == {"node0", "node1"}
+    assert [hosts[:2] for hosts in report["pairs"]] == [["node0", "node1"]]
+    assert report["allreduce"]["rows"][0]["bytes"] == 1024

@@ -1,0 +1,207 @@
+"""Facts about hosts, read from made-up files, networks and libraries."""
+
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from hpcddp.cluster.filesystems import Mount, mount_of, sharing_warning
+from hpcddp.cluster.interfaces import Host, Interface
+from hpcddp.config.layout import ProcessLayout
+from hpcddp.config.yaml_text import load_yaml_mapping
+from hpcddp.doctor.counters import Counters, read_counters
+from hpcddp.doctor.gpu_facts import read_gpus
+from hpcddp.doctor.host_facts import host_name, interface_facts, read_data, resolve_all
+from hpcddp.doctor.login_facts import read_login_facts
+from hpcddp.doctor.quota import parse_quota, read_quota
+
+TABLE = load_yaml_mapping(Path(__file__).parents[1] / "cases" / "doctor_cases.yaml")
+
+
+@pytest.mark.parametrize("case", TABLE["mounts"]["cases"], ids=lambda case: case["path"])
+def test_the_file_system_of_a_path_is_known_before_the_path_exists(case, tmp_path):
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(TABLE["mounts"]["text"])
+    # Its parents do not exist here either, so the text alone decides.
+    found = [m for m in [mount_of_text(Path(case["path"]), mounts)] if m]
+    assert [(mount.kind, mount.reach) for mount in found] == [(case["kind"], case["reach"])]
+
+
+def mount_of_text(path, mounts):
+    """The mount as if every folder of `path` existed."""
+    from hpcddp.cluster import filesystems
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(filesystems, "existing_part", lambda path: path)
+        return mount_of(path, mounts)
+
+
+def test_a_link_leads_to_the_file_system_it_points_to(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        f"1 0 0:1 / / rw - ext4 /dev/a rw\n2 1 0:2 / {tmp_path}/real rw - lustre fs rw\n"
+    )
+    assert mount_of(tmp_path / "link" / "runs", mounts).kind == "lustre"
+    assert mount_of(tmp_path, tmp_path / "nothing") is None
+
+
+@pytest.mark.parametrize(
+    ("mount", "said"),
+    [
+        (Mount("/s", "nfs4", "nas:/s"), None),
+        (Mount("/", "ext4", "/dev/sda1"), "a disk of this host"),
+        (Mount("/", "tmpfs", "tmpfs"), "memory of this host"),
+        (Mount("/", "odd", "x"), "whether it is shared is not known"),
+        (None, "unknown kind"),
+    ],
+)
+def test_submit_warns_where_nodes_may_not_see_the_runs(mount, said):
+    sentence = sharing_warning(Path("/x/runs"), mount)
+    if said is None:
+        assert sentence is None
+    else:
+        assert said in sentence
+        assert "doctor --nodes 2" in sentence
+
+
+@pytest.mark.parametrize("case", TABLE["quotas"], ids=lambda case: case["id"])
+def test_what_is_used_of_a_quota_is_read(case):
+    assert parse_quota(case["text"], case["point"]) == case["found"]
+
+
+def test_lustre_is_asked_with_its_own_command():
+    asked = []
+    assert read_quota(Mount("/s", "lustre"), "me", lambda words: asked.append(words) or "") is None
+    assert asked == [["lfs", "quota", "-q", "-u", "me", "/s"]]
+    assert read_quota(None, "me", pytest.fail) is None
+
+
+def sysfs(folder, eth0, ib):
+    for path, count in (
+        ("class/net/eth0/statistics/tx_bytes", eth0),
+        ("class/net/lo/statistics/tx_bytes", 99),
+        ("class/infiniband/mlx5_0/ports/1/counters/port_xmit_data", ib),
+    ):
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(f"{count}\n")
+    return read_counters(folder)
+
+
+def test_counters_of_interfaces_and_adapters_tell_what_was_sent_over_which(tmp_path):
+    before = sysfs(tmp_path, eth0=1000, ib=50)
+    after = sysfs(tmp_path, eth0=5000, ib=50)
+    assert after.since(before) == Counters({"eth0": 4000}, {"mlx5_0:1": 0})
+    words = sysfs(tmp_path, eth0=5000, ib=60)  # of four bytes
+    assert words.since(after) == Counters({"eth0": 0}, {"mlx5_0:1": 40})
+    assert read_counters(tmp_path / "nothing") == Counters()
+    assert sysfs(tmp_path, eth0=10, ib=60).since(words).interfaces == {"eth0": 0}  # began anew
+
+
+def test_names_are_asked_until_time_is_up():
+    ticks = iter([0.0, 1.0, 2.0, 11.0])
+    known = {"a": ("10.0.0.1",)}
+    found = resolve_all(["a", "b", "c"], lambda name: known.get(name, ()), lambda: next(ticks))
+    assert found == {"a": ["10.0.0.1"], "b": [], "c": None}
+
+
+def test_the_chosen_interface_is_told_with_a_faster_one():
+    slow = Interface("eth0", ("10.0.0.1",), speed_mbit_per_s=1000)
+    fast = Interface("ib0", ("10.1.0.1",), kind="infiniband", speed_mbit_per_s=100_000)
+    host = Host("n", (slow, fast))
+    facts = interface_facts(host, {"GLOO_SOCKET_IFNAME": "eth0"})
+    assert (facts["name"], facts["speed_mbit_per_s"], facts["faster_name"]) == ("eth0", 1000, "ib0")
+    assert interface_facts(host, {"GLOO_SOCKET_IFNAME": "ib0"})["faster"] == ""
+    assert interface_facts(host, {}) is None
+
+
+def test_files_of_the_data_are_opened_and_a_missing_folder_is_told(tmp_path):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    for number in range(3):
+        (tmp_path / "a" / "b" / f"{number}.jpg").write_bytes(b"x")
+    found = read_data(tmp_path)
+    assert found["files"] == 3
+    assert found["open_s"] > 0
+    assert read_data(tmp_path / "a" / "b" / "0.jpg")["files"] == 1
+    (tmp_path / "empty").mkdir()
+    assert read_data(tmp_path / "empty") == {
+        "path": str(tmp_path / "empty"), "files": 0, "open_s": None,
+    }  # fmt: skip
+    assert "No such file" in read_data(tmp_path / "nothing")["error"]
+
+
+class FakeNvml(SimpleNamespace):
+    """The calls of pynvml; `broken` ones say that they are not supported."""
+
+    NVML_CLOCK_SM, NVML_TEMPERATURE_GPU = 1, 0
+
+    class NVMLError(Exception):
+        pass
+
+    def __getattr__(self, name):
+        if name in ("nvmlInit", "nvmlShutdown"):
+            return lambda: None
+        answers = {
+            "nvmlDeviceGetCount": 2, "nvmlSystemGetDriverVersion": b"570.1",
+            "nvmlDeviceGetUUID": "GPU-1", "nvmlDeviceGetName": b"H100",
+            "nvmlDeviceGetHandleByIndex": "handle",
+            "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=5),
+            "nvmlDeviceGetCurrentClocksThrottleReasons": 0x41, "nvmlDeviceGetClockInfo": 1980,
+            "nvmlDeviceGetMaxClockInfo": 1980, "nvmlDeviceGetTemperature": 90,
+            "nvmlDeviceGetCurrPcieLinkWidth": 8,
+        }  # fmt: skip
+        if name == "nvmlDeviceGetMaxPcieLinkWidth":
+            return self._refuse
+        return lambda *words: answers[name]
+
+    def _refuse(self, *words):
+        raise self.NVMLError("Not Supported")
+
+
+def test_gpus_are_described_as_far_as_the_library_answers(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
+    gpus, driver, why = read_gpus()
+    assert (len(gpus), driver, why) == (2, "570.1", "")
+    assert gpus[0]["slowed_by"] == ["heat (hardware)"]  # 0x01, a GPU at rest, is no trouble
+    assert (gpus[0]["name"], gpus[0]["pcie_width"], gpus[0]["max_pcie_width"]) == ("H100", 8, None)
+
+
+def test_without_the_library_or_a_driver_it_says_which_is_missing(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert read_gpus(tmp_path / "nothing") == ([], "", "no GPU")
+    assert "pip install nvidia-ml-py" in read_gpus(tmp_path)[2]
+    fake = FakeNvml(nvmlInit=FakeNvml()._refuse)
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    assert read_gpus()[2] == "no GPU (Not Supported)"
+
+
+def test_emulated_nodes_keep_their_names():
+    layout = ProcessLayout(node_rank=1, hosts=("node0", "node1"), launcher="local")
+    assert host_name(layout) == "node1"
+
+
+def test_a_login_node_without_slurm_is_described_and_no_secret_is_told(tmp_path):
+    environ = {
+        "PATH": str(tmp_path), "HOME": str(tmp_path), "HF_TOKEN": "hush", "SLURM_JWT": "x",
+        "NCCL_IB_DISABLE": "1", "HF_HOME": "/dev/null/x",
+    }  # fmt: skip
+    before = os.umask(0o027)
+    try:
+        facts = read_login_facts(environ, "generic", tmp_path / "runs", lambda words: "")
+        assert os.umask(0o027) == 0o027  # reading the mask leaves it alone
+    finally:
+        os.umask(before)
+    assert facts["umask"] == 0o027
+    assert facts["secrets"] == ["HF_TOKEN"]
+    assert "hush" not in str(facts)
+    assert facts["commands"]["sbatch"] is None
+    assert facts["slurm_version"] == ""
+    assert [text.split("=")[0] for text in facts["variables"]] == ["NCCL_IB_DISABLE"]
+    assert not facts["caches"]["HF_HOME"]["writable"]
+    assert facts["space"]["bytes"] > 0
+    assert facts["profile"]["why"] == "--cluster generic"
+    unknown = read_login_facts(environ, "nosuchcluster", tmp_path, lambda words: "")
+    assert "nosuchcluster" in unknown["profile"]["error"]

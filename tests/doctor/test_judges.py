@@ -1,0 +1,89 @@
+"""What every check says of facts drawn by hand: tests/cases/doctor_cases.yaml."""
+
+from pathlib import Path
+
+import pytest
+
+from hpcddp.config.yaml_text import load_yaml_mapping
+from hpcddp.doctor.findings import as_document, from_document, has_failed
+from hpcddp.doctor.host_checks import NODE_CHECKS, PROCESS_CHECKS, examine_hosts
+from hpcddp.doctor.job_checks import JOB_CHECKS, examine_job
+from hpcddp.doctor.login_checks import LOGIN_CHECKS, examine_login
+from hpcddp.doctor.text import report_lines
+
+TABLE = load_yaml_mapping(Path(__file__).parents[1] / "cases" / "doctor_cases.yaml")
+HEALTHY_HOST = TABLE["host"]["healthy"]
+SINGLE = {"login": LOGIN_CHECKS, "host": NODE_CHECKS | PROCESS_CHECKS}
+
+
+def cases(kind):
+    return [
+        pytest.param(case, id=f"{case['check']}-{case['status']}-{number}".replace(" ", "_"))
+        for number, case in enumerate(TABLE[kind]["cases"])
+    ]
+
+
+def assert_said(verdicts, case):
+    """One of the verdicts has the wanted words, and each bad one a way out of trouble."""
+    assert any(case.get("found", "") in verdict.found for verdict in verdicts), verdicts
+    assert any(case.get("fix", "") in verdict.fix for verdict in verdicts), verdicts
+    for verdict in verdicts:
+        is_bad = verdict.status in ("warn", "fail")
+        assert bool(verdict.needed) == bool(verdict.fix) == is_bad, verdict
+
+
+@pytest.mark.parametrize("kind", SINGLE)
+def test_nothing_is_wrong_with_what_is_healthy(kind):
+    for name, judge in SINGLE[kind].items():
+        assert judge(TABLE[kind]["healthy"]).status == "ok", name
+
+
+@pytest.mark.parametrize("case", cases("login"))
+def test_a_login_node_is_judged(case):
+    healthy = TABLE["login"]["healthy"]
+    facts = {**healthy, **case["facts"]}
+    verdict = LOGIN_CHECKS[case["check"]](facts)
+    assert verdict.status == case["status"], verdict
+    assert_said([verdict], case)
+
+
+@pytest.mark.parametrize("case", cases("host"))
+def test_a_node_and_its_processes_are_judged(case):
+    verdict = SINGLE["host"][case["check"]]({**HEALTHY_HOST, **case["facts"]})
+    assert verdict.status == case["status"], verdict
+    assert_said([verdict], case)
+
+
+@pytest.mark.parametrize("case", cases("job"))
+def test_the_processes_of_a_job_are_judged_together(case):
+    measured = {**TABLE["job"]["healthy"], **case.get("measured", {})}
+    processes = [{**HEALTHY_HOST, **more} for more in case.get("processes", [{}])]
+    found = list(JOB_CHECKS[case["check"]](processes, measured))
+    hit = [(host, verdict) for host, verdict in found if verdict.status == case["status"]]
+    assert [host for host, _ in hit] == case["where"], found
+    assert_said([verdict for _, verdict in hit], case)
+
+
+@pytest.mark.parametrize("kind", ["login", "host", "job"])
+def test_every_check_is_in_the_table_with_something_that_is_not_ok(kind):
+    checks = SINGLE.get(kind, JOB_CHECKS)
+    for name in checks:
+        statuses = {case["status"] for case in TABLE[kind]["cases"] if case["check"] == name}
+        assert statuses - {"ok"}, name
+
+
+def test_a_report_survives_json_and_shows_equal_findings_of_several_hosts_once():
+    hosts = [{**HEALTHY_HOST, "host": f"gpu-0{n}", "global_rank": n} for n in range(1, 4)]
+    hosts[1]["memlock_bytes"], hosts[1]["rdma"] = 65536, ["mlx5_0:1"]
+    findings = [*examine_hosts(hosts), *examine_job(hosts, TABLE["job"]["healthy"])]
+    assert from_document(as_document(findings)) == findings
+    lines = report_lines(findings)
+    [bad] = [line for line in lines if line.startswith("fail") and "memlock" in line]
+    assert "gpu-02" in bad
+    assert "64.0 KiB" in bad
+    [good] = [line for line in lines if line.startswith("ok") and "memlock" in line]
+    assert "gpu-01, gpu-03" in good
+    assert any("LimitMEMLOCK" in line for line in lines)
+    assert has_failed(findings)
+    assert lines[-1].startswith("2 fail")  # memlock, and three ranks that share one GPU
+    assert not has_failed(examine_login(TABLE["login"]["healthy"]))
