@@ -23,7 +23,9 @@ VERBS = {
     "cluster": "profiles of clusters: list, show, explain, detect, check",
     "doctor": "what is wrong with this host, and with the nodes of a job",
     "rehearse": "prove that a job survives preemption on this cluster",
+    "compare": "DataParallel against DistributedDataParallel, measured side by side",
     "bench": "measure parts of the machine: allreduce",
+    "report": "write the page of what a run has measured",
     "checkpoint": "list, verify, compare and export checkpoints",
 }
 

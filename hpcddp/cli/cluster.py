@@ -59,8 +59,9 @@ def list_(as_json: bool) -> None:
 @click.argument("name")
 @_json_option
 def show(name: str, as_json: bool) -> None:
-    """What the profile NAME says: queues, nodes, limits, what is left open, and its sources."""
-    merged, profile = read_merged(name, os.environ), load_profile(name, os.environ)
+    """What the profile NAME (or `auto`) says: queues, nodes, limits, open questions, sources."""
+    chosen = choose_profile(name, os.environ)
+    merged, profile = read_merged(chosen, os.environ), load_profile(chosen, os.environ)
     _print(profile_record(profile, merged.values), lambda: profile_lines(profile, merged), as_json)
 
 

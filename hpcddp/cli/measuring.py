@@ -9,23 +9,27 @@ from typing import Any
 import click
 
 from hpcddp.cli.options import build_request, job_options
+from hpcddp.cli.report import draw_report
 from hpcddp.cli.submit import announce
 from hpcddp.config.layout import EXIT_DONE
+from hpcddp.errors import HpcddpError
 from hpcddp.launch.explain import exported_warnings
 from hpcddp.launch.measuring import prepare_measuring, read_report
 from hpcddp.launch.submission import Submission, send
+from hpcddp.run_dir import RunDir
 
 
 def measuring_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a job, --json, --no-follow and --run-dir to a verb."""
+    """Add the options of a job, --json, --follow and --run-dir to a verb."""
     for option in (
         click.option(
             "--run-dir",
             type=click.Path(path_type=Path, file_okay=False),
             help="leave the report in reports/ of this run; what the job itself is started with",
         ),
-        click.option("--no-follow", "follows", is_flag=True, flag_value=False, default=True,
-                     help="only send the job; the report lies in its run directory"),
+        click.option("--follow/--no-follow", "follows", default=True,
+                     help="wait for the report, or only send the job: it will lie in its run's "
+                     "folder"),
         click.option("--json", "as_json", is_flag=True, help="print the report as JSON"),
     ):  # fmt: skip
         function = option(function)
@@ -59,4 +63,14 @@ def report_of_job(
     code = follow(submission.run_dir, out=sys.stderr if as_json else sys.stdout)
     if code != EXIT_DONE:
         sys.exit(code)
-    return read_report(submission.run_dir, report)
+    document = read_report(submission.run_dir, report)
+    _say_where_the_page_is(submission.run_dir, report, document)
+    return document
+
+
+def _say_where_the_page_is(run_dir: RunDir, report: str, document: dict[str, Any]) -> None:
+    """Draw it here, where somebody is to look at it; numbers are worth more than figures."""
+    try:
+        click.echo(f"Page {draw_report(run_dir, report, document)}", err=True)
+    except HpcddpError as error:
+        click.echo(f"No page: {error.message}", err=True)

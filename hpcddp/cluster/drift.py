@@ -1,14 +1,20 @@
 """A profile compared with what Slurm says now: one finding per fact. Asks nobody itself."""
 
-import fnmatch
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from hpcddp.cluster.interfaces import Host, Interface
 from hpcddp.cluster.live import LiveCluster, LivePartition
-from hpcddp.cluster.network import DEFAULT_RULE, fitting_interfaces
+from hpcddp.cluster.network import (
+    DEFAULT_RULE,
+    GLOO,
+    NCCL,
+    fitting_interfaces,
+    gloo_missing,
+    nccl_fits,
+)
 from hpcddp.cluster.option_values import parse_time_limit
 from hpcddp.cluster.profile import ClusterProfile
 from hpcddp.errors import HpcddpError
@@ -45,15 +51,12 @@ def compare_node(profile: ClusterProfile, facts: Mapping[str, Any]) -> tuple[Fin
 
 def _of_node(profile: ClusterProfile, facts: Mapping[str, Any]) -> Iterator[Finding]:
     usable = [name for name, state in facts["interfaces"].items() if state["addresses"]]
-    wanted = {
-        name: profile.env[name].value
-        for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
-        if name in profile.env
-    }
-    for name, pattern in wanted.items():
-        whole = name != "NCCL_SOCKET_IFNAME"
-        same = matches_interface(pattern, usable, whole=whole)
-        yield _finding(same, f"node {facts['host']}: {name}", pattern, _text(usable))
+    rules = {NCCL: nccl_fits, GLOO: lambda value, names: not gloo_missing(value, names)}
+    for name, fits in rules.items():
+        if name in profile.env:
+            value = profile.env[name].value
+            same = fits(value, usable)
+            yield _finding(same, f"node {facts['host']}: {name}", value, _text(usable))
     if profile.interface and profile.interface.value != DEFAULT_RULE:
         rule = profile.interface.value
         same = bool(fitting_interfaces(rule, _host(facts)))
@@ -71,24 +74,6 @@ def _host(facts: Mapping[str, Any]) -> Host:
         for name, state in states
     ]
     return Host(facts["host"], tuple(seen))
-
-
-def matches_interface(pattern: str, names: Sequence[str], *, whole: bool) -> bool:
-    """True if some interface fits. As NCCL reads it: prefixes, `=` for whole names, `^` for not.
-
-    `whole` is for Gloo: whole names, of which every one must be there.
-    """
-    if whole:
-        parts = pattern.split(",")
-        return all(any(fnmatch.fnmatchcase(name, part) for name in names) for part in parts)
-    excludes = pattern.startswith("^")
-    parts = pattern.removeprefix("^").split(",")
-    hits = [any(_is_hit(name, part) for part in parts) for name in names]
-    return any(hit != excludes for hit in hits)
-
-
-def _is_hit(name: str, part: str) -> bool:
-    return name == part[1:] if part.startswith("=") else name.startswith(part)
 
 
 def _laid(values: Mapping[str, Any], queue: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The process environment -> who am I: picks the reader that fits. Knows no torch, no DNS."""
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping
 
 from hpcddp.cluster.devices import with_device
@@ -106,6 +107,25 @@ def _local_rank(environ: Mapping[str, str], name: str, size: int) -> int:
             "inconsistent",
         )
     return rank
+
+
+def process_environment(
+    environ: Mapping[str, str], *, nodes: int, processes_per_node: int, global_rank: int
+) -> dict[str, str]:
+    """`environ` plus the place of one process, as `layout_from_local` reads it."""
+    node_rank, local_rank = divmod(global_rank, processes_per_node)
+    place = {
+        LAUNCHER_VARIABLE: "local",
+        "HPCDDP_GLOBAL_RANK": global_rank,
+        "HPCDDP_WORLD_SIZE": nodes * processes_per_node,
+        "HPCDDP_LOCAL_RANK": local_rank,
+        "HPCDDP_LOCAL_WORLD_SIZE": processes_per_node,
+        "HPCDDP_NODE_RANK": node_rank,
+        "HPCDDP_NUM_NODES": nodes,
+        "HPCDDP_JOB_ID": environ.get("HPCDDP_JOB_ID", f"local-{os.getpid()}"),
+        "HPCDDP_RESTART_COUNT": environ.get("HPCDDP_RESTART_COUNT", "0"),
+    }
+    return {**environ, **{name: str(value) for name, value in place.items()}}
 
 
 def single(environ: Mapping[str, str]) -> ProcessLayout:

@@ -4,10 +4,13 @@ Reads sinfo, scontrol and sacctmgr in forms that all versions since 20.11 print 
 that is missing or fails is an empty answer.
 """
 
+import os
 import re
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+from hpcddp.cluster.scrub import query_environment
 
 _TIMEOUT_S = 30
 _FIELD = re.compile(r"(\S+?)=(.*?)(?=\s+[A-Z][\w:/]*=|\s*$)")
@@ -54,10 +57,13 @@ class LiveCluster:
     qos: Mapping[str, str] | None
 
 
-def ask_slurm(words: Sequence[str]) -> str:
+def ask_slurm(words: Sequence[str], timeout_s: float = _TIMEOUT_S) -> str:
     """What a command prints; empty where it fails."""
+    environ = query_environment(os.environ)
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=_TIMEOUT_S)
+        done = subprocess.run(
+            words, capture_output=True, text=True, errors="replace", env=environ, timeout=timeout_s
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout if done.returncode == 0 else ""

@@ -42,11 +42,13 @@ def settle_network(
     layout: ProcessLayout,
     environ: Mapping[str, str],
     *,
+    uses_gloo: bool = True,
     read: Callable[[], Host] = read_host,
     resolve: Resolve = resolve_name,
     adapters: Callable[[], Adapters] = read_adapters,
 ) -> Network:
-    """Address and interfaces for this process. A process by itself needs none.
+    """Address and interfaces for this process. A process by itself needs none. A program that may
+    not use Gloo is not kept from starting by a variable of Gloo's.
 
     Raises HpcddpError: `rendezvous` where the master's name leads nowhere, `bad_value` where a
     rule or an exported name fits no interface of this host.
@@ -55,7 +57,7 @@ def settle_network(
         return Network(layout.master_addr)
     host = read()
     if is_one_host(layout):
-        return _within(host, layout, environ)
+        return _within(host, layout, environ, uses_gloo=uses_gloo)
     master = find_master(layout, environ, host, resolve)
     found, why = choose_interfaces(environ.get(INTERFACE_VARIABLE, ""), host, master)
     names = ",".join(interface.name for interface in found)
@@ -63,7 +65,7 @@ def settle_network(
     if rule := environ.get(HCA_VARIABLE, "").strip():
         wanted[NCCL_HCA] = choose_adapters(rule, adapters(), layout, environ, host.name)
     exported = {name: environ[name] for name in wanted if name in environ}
-    lines = [*master.reasons, *_reasons(exported, wanted, layout, host)]
+    lines = [*master.reasons, *_reasons(exported, wanted, layout, host, uses_gloo)]
     if not exported and not environ.get(INTERFACE_VARIABLE):
         lines += _faster(found, host)
     new = {name: value for name, (value, _) in wanted.items() if value and name not in exported}
@@ -82,13 +84,16 @@ def _for_nccl(
     return (f"={names}" if names else ""), why  # = is exact, where ib1 is also ib10
 
 
-def _within(host: Host, layout: ProcessLayout, environ: Mapping[str, str]) -> Network:
+def _within(
+    host: Host, layout: ProcessLayout, environ: Mapping[str, str], *, uses_gloo: bool
+) -> Network:
     """One node: no name is looked up, so that it works offline, and NCCL needs no advice."""
     slurm_named_it = layout.launcher == "slurm" and not first_set(environ, ADDRESS_VARIABLE)
     master_addr = _LOOPBACK if slurm_named_it else layout.master_addr
     if GLOO in environ:
         exported = {GLOO: environ[GLOO]}
-        return Network(master_addr, {}, tuple(_reasons(exported, {GLOO: ("", "")}, layout, host)))
+        lines = _reasons(exported, {GLOO: ("", "")}, layout, host, uses_gloo)
+        return Network(master_addr, {}, tuple(lines))
     # By itself Gloo would ask a name server for this host's own name.
     loopback = host.owner_of(_LOOPBACK)
     return Network(master_addr, {GLOO: loopback.name} if loopback else {})
@@ -99,22 +104,23 @@ def _reasons(
     wanted: Mapping[str, tuple[str, str]],
     layout: ProcessLayout,
     host: Host,
+    uses_gloo: bool,
 ) -> list[str]:
     """A line for every variable; what was exported stays, once it is known to mean something."""
     lines = []
     for name, (value, why) in wanted.items():
         if name in exported:
-            odd = _check(name, exported[name], layout, host)
+            odd = _check(name, exported[name], layout, host, uses_gloo)
             lines.append(f"{name}={exported[name]}: exported by you or set by the profile{odd}")
         else:
             lines.append(f"{name}={value}: {why}" if value else f"{name} is left alone: {why}")
     return lines
 
 
-def _check(name: str, value: str, layout: ProcessLayout, host: Host) -> str:
+def _check(name: str, value: str, layout: ProcessLayout, host: Host, uses_gloo: bool) -> str:
     """What is odd about an exported value. Raises HpcddpError where it means nothing here."""
     if name == GLOO:
-        return _check_gloo(value, host)
+        return _check_gloo(value, host, uses_gloo)
     if name == NCCL and layout.device_index is not None:  # nobody reads it on a CPU
         _check_nccl(value, host)
     return ""
@@ -196,25 +202,40 @@ def _nothing_fits(rule: str, host: Host, why: str = "") -> HpcddpError:
     )
 
 
-def _check_gloo(value: str, host: Host) -> str:
-    """Refuse names that Gloo would not find; what is odd about the others."""
-    names = [name for name in value.split(",") if name]
-    found = {name: host.named(name) for name in names}
-    missing = [n for n, interface in found.items() if not interface or not interface.has_address]
+def _check_gloo(value: str, host: Host, uses_gloo: bool) -> str:
+    """Refuse names that Gloo, if it is used for sure, would not find; what is odd about others."""
+    missing = gloo_missing(value, [each.name for each in host.interfaces if each.has_address])
     if missing:
         what = f"no {' and no '.join(missing)} with an address (Gloo takes whole names)"
-        raise _exported_nothing(GLOO, value, what, host)
-    never = [name for name, interface in found.items() if interface and interface.is_never_used]
+        if uses_gloo:
+            raise _exported_nothing(GLOO, value, what, host)
+        return f", although {host.name} has {what}"
+    found = [each for each in host.interfaces if each.name in value.split(",")]
+    never = [interface.name for interface in found if interface.is_never_used]
     return f", although {', '.join(never)} leads to no other node" if never else ""
 
 
+def nccl_fits(value: str, names: Sequence[str]) -> bool:
+    """True if some interface fits as NCCL reads its list: beginnings of names, whole names after
+    one `=` for the whole list, all others after `^`.
+    """
+    excludes, rest = value.startswith(_NOT), value.removeprefix(_NOT)
+    exact, listed = rest.startswith("="), rest.removeprefix("=").split(",")
+
+    def is_listed(name: str) -> bool:
+        return any(name == each if exact else name.startswith(each) for each in listed if each)
+
+    return any(is_listed(name) != excludes for name in names)
+
+
+def gloo_missing(value: str, names: Sequence[str]) -> list[str]:
+    """The names of a list that are not there: Gloo knows whole names only, and needs every one."""
+    return [name for name in value.split(",") if name and name not in names]
+
+
 def _check_nccl(value: str, host: Host) -> None:
-    """Refuse what fits no interface: NCCL's names are beginnings, exact after `=`."""
-    if not value or value.startswith(_NOT):
-        return
-    exact, names = value.startswith("="), value.removeprefix("=").split(",")
-    known = [interface.name for interface in host.interfaces]
-    if not any(k == n if exact else k.startswith(n) for k in known for n in names):
+    """Refuse what fits no interface."""
+    if value and not nccl_fits(value, [interface.name for interface in host.interfaces]):
         raise _exported_nothing(NCCL, value, "no such interface", host)
 
 

@@ -65,3 +65,10 @@ def looks_secret(name: str) -> bool:
         return False
     words = [word.upper() for word in _WORD.findall(name)]
     return any(word in _SECRET_WORDS or word.endswith(_SECRET_ENDINGS) for word in words)
+
+
+def query_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """For a tool of Slurm whose output is read here: without the user's own display settings."""
+    own_settings = ("SQUEUE_", "SACCT_", "SINFO_", "SCONTROL_")
+    kept = {name: value for name, value in environ.items() if not name.startswith(own_settings)}
+    return kept | {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}

@@ -6,6 +6,7 @@ Every line says where it was read. What Slurm cannot tell is left as a comment t
 import json
 import sys
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ from hpcddp.cluster.live import Ask, LiveCluster, LiveNodes, LivePartition, ask_
 from hpcddp.config.yaml_text import dump_yaml
 
 _NEVER = ("lo", "docker", "virbr", "veth")
+# The job may wait 20 s for a node and take its time to load Python from a slow file system.
+_ask_patiently = partial(ask_slurm, timeout_s=120)
 
 
-def probe_node(partition: str | None, ask: Ask = ask_slurm) -> dict[str, Any]:
+def probe_node(partition: str | None, ask: Ask = _ask_patiently) -> dict[str, Any]:
     """The facts of one node of this (or the default) partition, by a short job; empty if none was
     free.
     """

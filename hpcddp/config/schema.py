@@ -59,6 +59,7 @@ class TrainConfig:
     on_nonfinite: str = "stop"  # a loss that is NaN or infinite: stop, or skip the step
     deterministic: bool = True  # deterministic operators where torch has them
     rendezvous_timeout_s: int = 300  # how long the processes wait for each other at the start
+    time_steps: bool = False  # say in every record what its steps consisted of
     hang_timeout_s: int = 1800  # without any progress for so long an attempt has failed; 0: never
 
 

@@ -88,7 +88,7 @@ def _work(
 ) -> int:
     for warning in layout.warnings:
         _log.warning("%s", warning)
-    layout, network = with_network(layout, environ)
+    layout, network = with_network(layout, environ, uses_gloo=not config.command)
     if layout.is_main and network.reasons:
         run_dir.append_event("network", attempt=layout.attempt, choices=list(network.reasons))
     variables = dict(network.variables)
@@ -103,10 +103,10 @@ def _work(
 
 
 def with_network(
-    layout: ProcessLayout, environ: Mapping[str, str]
+    layout: ProcessLayout, environ: Mapping[str, str], *, uses_gloo: bool = True
 ) -> tuple[ProcessLayout, Network]:
     """The layout with the address of rank 0 as this node knows it, and all that was settled."""
-    network = settle_network(layout, environ)
+    network = settle_network(layout, environ, uses_gloo=uses_gloo)
     for reason in network.reasons:
         _log.info("Network: %s", reason)
     return dataclasses.replace(layout, master_addr=network.master_addr), network

@@ -9,8 +9,11 @@ from hpcddp.run_dir import RunDir
 _TAIL_BYTES = 256 * 1024
 # `srun: error: gpu-01: tasks 2-3: Exited with exit code 1`, or `Terminated`, `Killed` and others.
 _TASK_END = re.compile(r"srun: error: (\S+): (tasks? [\d,-]+): (?:Exited with exit code (\d+)|\w+)")
-# `task 2: Out Of Memory` from srun, `Detected 1 oom-kill event(s)` or `oom_kill` from slurmstepd.
-_OUT_OF_MEMORY = re.compile(r"out[- ]of[- ]memory|\boom[-_ ]kill", re.IGNORECASE)
+# `srun: error: gpu-01: task 2: Out Of Memory`, and slurmstepd's `Detected 1 oom-kill event(s)`.
+_OUT_OF_MEMORY = re.compile(
+    r"(srun: error: \S+: tasks? [\d,-]+: out of memory|slurmstepd.* error: .*\boom[-_ ]kill)",
+    re.IGNORECASE,
+)
 
 
 def words_of_attempt(run_dir: RunDir, attempt: int) -> list[str]:
@@ -22,7 +25,7 @@ def words_of_attempt(run_dir: RunDir, attempt: int) -> list[str]:
 
 
 def has_run_out_of_memory(words: Sequence[str]) -> bool:
-    """The kernel's kill for want of memory looks like any other SIGKILL; srun names it."""
+    """Whether Slurm says that the kernel killed a process; srun's own code is 1 then, or 137."""
     return any(_OUT_OF_MEMORY.search(line) for line in words)
 
 

@@ -10,33 +10,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from hpcddp.cluster.layout import process_environment
 from hpcddp.stop_flag import STOP_SIGNALS
 
 _GRACE_S = 10.0  # a process that saves and leaves on its own is not cut off
 _POLL_S = 0.05
-
-
-def process_environment(
-    environ: Mapping[str, str], *, nodes: int, processes_per_node: int, global_rank: int
-) -> dict[str, str]:
-    """The environment of one process: `environ` plus its place in the job."""
-    node_rank, local_rank = divmod(global_rank, processes_per_node)
-    place = {
-        "HPCDDP_LAUNCHER": "local",
-        "HPCDDP_GLOBAL_RANK": global_rank,
-        "HPCDDP_WORLD_SIZE": nodes * processes_per_node,
-        "HPCDDP_LOCAL_RANK": local_rank,
-        "HPCDDP_LOCAL_WORLD_SIZE": processes_per_node,
-        "HPCDDP_NODE_RANK": node_rank,
-        "HPCDDP_NUM_NODES": nodes,
-        "HPCDDP_JOB_ID": environ.get("HPCDDP_JOB_ID", f"local-{os.getpid()}"),
-        "HPCDDP_RESTART_COUNT": environ.get("HPCDDP_RESTART_COUNT", "0"),
-    }
-    return {**environ, **{name: str(value) for name, value in place.items()}}
 
 
 def run_step(command: Sequence[str], *, nodes: int, processes_per_node: int, logs: Path) -> int:

@@ -97,8 +97,8 @@ def _without_other_memory(layer: Layer, above: Sequence[Layer]) -> Layer:
 
 
 def processes_per_node(config: RunConfig, profile: ClusterProfile) -> int:
-    """One process per GPU, but for train.replicas=dp, where one drives all GPUs of its node; on
-    profiles without GPUs what the configuration says.
+    """One process per GPU, but for train.replicas=dp, where one drives all GPUs of its node, and
+    for a program that asks for that; on profiles without GPUs what the configuration says.
 
     Raises ConfigError where the two ways of saying it contradict each other.
     """
@@ -117,6 +117,8 @@ def processes_per_node(config: RunConfig, profile: ClusterProfile) -> int:
         )
     if config.train.replicas == "dp" and not config.command:
         return processes or 1
+    if config.command and processes == 1:
+        return 1
     if processes not in (None, gpus):
         raise ConfigError(
             f"processes_per_node={processes} with gpus_per_node={gpus}: one process drives one "

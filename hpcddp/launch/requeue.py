@@ -8,7 +8,6 @@ import argparse
 import dataclasses
 import os
 import re
-import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -81,7 +80,7 @@ def _ending(run_dir: RunDir, exit_code: int, attempt: int, *, is_own_program: bo
     return Ending(
         code,
         attempt,
-        out_of_memory=exit_code == 128 + signal.SIGKILL and has_run_out_of_memory(words),
+        out_of_memory=exit_code not in (EXIT_DONE, EXIT_AGAIN) and has_run_out_of_memory(words),
         culprit=culprit,
         is_own_program=is_own_program,
         time=time.time(),

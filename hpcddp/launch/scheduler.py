@@ -11,6 +11,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hpcddp.cluster.scrub import query_environment
+
 # A controller that lives answers within MessageTimeout, 10 s by default; the tools themselves
 # give up on a dead one only after 18 s (22.05).
 _TIMEOUT_S = 10.0
@@ -216,17 +218,14 @@ def _from_sacct(row: Mapping[str, str]) -> JobInfo:
 
 
 def _run(words: Sequence[str], timeout_s: float) -> _Answer:
-    """Run one of Slurm's tools without the user's own display settings."""
-    own_settings = ("SQUEUE_", "SACCT_", "SINFO_")
-    environ = {k: v for k, v in os.environ.items() if not k.startswith(own_settings)}
-    environ |= {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
+    """Run one of Slurm's tools."""
     try:
         done = subprocess.run(
             words,
             capture_output=True,
             text=True,
             errors="replace",
-            env=environ,
+            env=query_environment(os.environ),
             timeout=max(0.0, timeout_s),
         )
     except FileNotFoundError:

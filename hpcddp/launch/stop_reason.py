@@ -37,11 +37,18 @@ def stop_reason(job: JobInfo, restart_count: int, warn_before_s: int, now: float
     if job.reason == "TimeLimit" or job.state == "TIMEOUT":
         return StopReason.TIME_LIMIT
     if job.state in _ENDING:
-        return StopReason.CANCELLED
+        return StopReason.PREEMPTED if _ended_when_preempted(job) else StopReason.CANCELLED
     if job.preempt_time is not None:
         return StopReason.PREEMPTED
     ends_soon = job.end_time is not None and job.end_time - now <= warn_before_s + _EARLY_S
     return StopReason.TIME_LIMIT if ends_soon else StopReason.SIGNALLED
+
+
+def _ended_when_preempted(job: JobInfo) -> bool:
+    """Preempted without grace by cancelling: Slurm notes both times in one go."""
+    if job.preempt_time is None or job.end_time is None:
+        return False
+    return abs(job.end_time - job.preempt_time) <= 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +79,13 @@ def settle_reason(now: SlurmSays, early: Mapping[str, Any], now_time: float) -> 
         return known
     grace_end = early.get("end_time") or float("inf")
     is_over = now_time >= grace_end - _CLOCKS_DIFFER_S
-    if now.reason is StopReason.CANCELLED and known is StopReason.PREEMPTED and is_over:
+    if known is StopReason.PREEMPTED and now.reason is StopReason.CANCELLED and is_over:
         return known
+    if known is now.reason is StopReason.PREEMPTED and _is_before(now.end_time, early):
+        return StopReason.CANCELLED  # so soon that it looks like a preemption without grace
     return now.reason
+
+
+def _is_before(end_time: float | None, early: Mapping[str, Any]) -> bool:
+    promised = early.get("end_time")
+    return None not in (end_time, promised) and end_time < promised - _CLOCKS_DIFFER_S

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from hpcddp.data.datasets import Batch, Dataset
+from hpcddp.train.step_timer import Timer
 
 _WHITE = 255.0
 
@@ -51,17 +52,20 @@ def build_to_device(dataset: Dataset, device: torch.device, channels_last: bool)
 class Feed:
     """The endless stream of micro-batches of this process, on the device."""
 
-    def __init__(self, batches: Iterator[Batch], to_device: ToDevice) -> None:
+    def __init__(self, batches: Iterator[Batch], to_device: ToDevice, timer: Timer) -> None:
         self._batches = batches
         self._to_device = to_device
+        self._timer = timer
         self._waited_s = 0.0
 
     def next(self) -> Batch:
         """The next micro-batch."""
         begin = time.perf_counter()
-        batch = next(self._batches)
+        with self._timer.data_wait():
+            batch = next(self._batches)
         self._waited_s += time.perf_counter() - begin
-        return self._to_device(batch)
+        with self._timer.host_to_device():
+            return self._to_device(batch)
 
     def take_waited_s(self) -> float:
         """Seconds spent waiting for the loader since this was last asked."""

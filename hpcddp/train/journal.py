@@ -43,8 +43,8 @@ class Journal:
                 change_words(point.changed),
             )
 
-    def stepped(self, step: int, total_steps: int, **fields: float) -> None:
-        """One training record: epoch, loss, lr and rates."""
+    def stepped(self, step: int, total_steps: int, **fields: Any) -> None:  # noqa: ANN401
+        """One training record: epoch, loss, lr, rates, and what the steps consisted of."""
         self._metrics(step=step, **fields)
         _log.info(
             "step %d/%d  epoch %.2f  loss %.4f  lr %.4g  %.1f images/s",

@@ -98,11 +98,12 @@ def run_steps(session: Session) -> int:
 def step_and_report(session: Session, clock: StepClock) -> bool:
     """One step; True if all ranks are to stop after it. Collective."""
     begin = time.perf_counter()
-    loss = train_step(session)
-    is_logged = session.task.logs_at(session.state.step)
-    if is_logged:  # the only time the host waits for the device
-        mean_loss = mean_across_ranks(session.ranks, loss, session.task.plan.world_size)
-    stopped = session.vote.close()
+    with session.timer.step():
+        loss = train_step(session)
+        is_logged = session.task.logs_at(session.state.step)
+        if is_logged:  # the only time the host waits for the device
+            mean_loss = mean_across_ranks(session.ranks, loss, session.task.plan.world_size)
+        stopped = session.vote.close()
     if session.vote.saw_nonfinite or (is_logged and _is_fatal(session, mean_loss)):
         layout = session.task.layout
         error = session.watch.error(session.ranks, layout.global_rank, layout.world_size)
@@ -123,7 +124,7 @@ def train_step(session: Session) -> torch.Tensor:
 
     Leaves the vote about stopping open.
     """
-    task, state, replicas = session.task, session.state, session.forward.replicas
+    task, state, timer = session.task, session.state, session.timer
     passes = task.plan.accumulation_steps
     loss_sum = torch.zeros((), device=session.device)
     seed_step(task.config.train.seed, state.step, task.layout.global_rank)
@@ -134,10 +135,12 @@ def train_step(session: Session) -> torch.Tensor:
         session.watchdog.beat()
         is_last = micro_step == passes - 1
         # DDP decides in forward whether backward will reduce, so forward sits inside too.
-        with nullcontext() if is_last else replicas.skip_sync():
-            loss = session.forward.loss(images_nchw, labels_n) / passes
+        with nullcontext() if is_last else session.forward.replicas.skip_sync():
+            with timer.forward():
+                loss = session.forward.loss(images_nchw, labels_n) / passes
             session.watchdog.beat()  # a process that waits for another's gradients is past this
-            state.scaler.scale(loss).backward()
+            with timer.backward():
+                state.scaler.scale(loss).backward()
         loss_sum += loss.detach()
     session.watch.note(loss_sum, state.step + 1)
     saw_nonfinite = session.skipper is None and session.watch.has_heard
@@ -146,7 +149,8 @@ def train_step(session: Session) -> torch.Tensor:
     if session.skipper is not None:
         session.skipper.judge(loss_sum)
     set_lr(state.optimizer, lr_at(state.step, task.schedule))
-    _update_weights(session)
+    with timer.optimizer():
+        _update_weights(session)
     state.step += 1
     state.samples_seen += task.plan.global_batch
     if state.ema is not None:
@@ -173,6 +177,8 @@ def _report_step(session: Session, loss: float, clock: StepClock) -> None:
         loss=loss,
         lr=lr_at(step - 1, task.schedule),
         **clock.take_rates(task.plan, devices_per_process(task.config, session.device)),
+        **session.timer.report(session.traffic.comm_bytes),
+        buffer_bytes_per_step=session.traffic.buffer_bytes,
         **({} if session.skipper is None else {"skipped_steps": session.skipper.count}),
     )
 

@@ -11,10 +11,13 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hpcddp.config.batch import BatchPlan
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.config.schema import RunConfig
 from hpcddp.errors import ConfigError
 from hpcddp.train.data_parallel import ThreadedDataParallel
+from hpcddp.train.step_timer import Timer
+from hpcddp.train.traffic import Traffic, ddp_traffic, dp_traffic
 
 _CPU_REPLICAS = 2
 
@@ -30,6 +33,9 @@ class Replicas(Protocol):
     def skip_sync(self) -> AbstractContextManager[None]:
         """Forward and backward inside only add to this process's own gradients."""
 
+    def traffic(self, plan: BatchPlan) -> Traffic:
+        """What one step moves between copies."""
+
 
 class SingleReplica:
     """One process, one device, one copy."""
@@ -43,11 +49,16 @@ class SingleReplica:
     def skip_sync(self) -> AbstractContextManager[None]:
         return nullcontext()  # nothing is ever reduced
 
+    def traffic(self, plan: BatchPlan) -> Traffic:
+        return Traffic()
+
 
 class DdpReplicas:
     """One process per device; gradients are averaged during backward."""
 
-    def __init__(self, model: nn.Module, *, bucket_cap_mib: int, static_graph: bool) -> None:
+    def __init__(
+        self, model: nn.Module, timer: Timer, *, bucket_cap_mib: int, static_graph: bool
+    ) -> None:
         device = next(model.parameters()).device
         self.module = model
         # Buffers (running means of batch norm) are those of the main process: DDP's default, and
@@ -59,6 +70,7 @@ class DdpReplicas:
             gradient_as_bucket_view=True,
             static_graph=static_graph,
         )
+        timer.watch(self._ddp)
 
     def __call__(self, images_nchw: torch.Tensor) -> torch.Tensor:
         return self._ddp(images_nchw)
@@ -67,6 +79,9 @@ class DdpReplicas:
         # Right with static_graph too, measured with torch 2.14: it only must not be the first
         # pass of all, and the warm-up takes that one.
         return self._ddp.no_sync()
+
+    def traffic(self, plan: BatchPlan) -> Traffic:
+        return ddp_traffic(self.module)
 
 
 class DataParallelReplicas:
@@ -84,12 +99,16 @@ class DataParallelReplicas:
             self._parallel = nn.DataParallel(model, device_ids=indices, output_device=device)
         else:
             self._parallel = ThreadedDataParallel(model, num_devices)
+        self._num_devices = num_devices
 
     def __call__(self, images_nchw: torch.Tensor) -> torch.Tensor:
         return self._parallel(images_nchw)
 
     def skip_sync(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def traffic(self, plan: BatchPlan) -> Traffic:
+        return dp_traffic(self.module, plan, self._num_devices)
 
 
 def devices_per_process(config: RunConfig, device: torch.device) -> int:
@@ -111,27 +130,30 @@ def devices_per_process(config: RunConfig, device: torch.device) -> int:
     return wanted or there
 
 
-def build_replicas(model: nn.Module, config: RunConfig, layout: ProcessLayout) -> Replicas:
+def build_replicas(
+    model: nn.Module, config: RunConfig, layout: ProcessLayout, timer: Timer
+) -> Replicas:
     """The replicas that `train.replicas` names; DDP alone in a job is the model itself."""
     if layout.world_size == 1 and config.train.replicas != "dp":
         return SingleReplica(model)
-    return _BUILDERS[config.train.replicas](model, config)
+    return _BUILDERS[config.train.replicas](model, config, timer)
 
 
-def _build_ddp(model: nn.Module, config: RunConfig) -> Replicas:
+def _build_ddp(model: nn.Module, config: RunConfig, timer: Timer) -> Replicas:
     return DdpReplicas(
         model,
+        timer,
         bucket_cap_mib=config.ddp.bucket_cap_mib,
         static_graph=config.ddp.static_graph,
     )
 
 
-def _build_dp(model: nn.Module, config: RunConfig) -> Replicas:
+def _build_dp(model: nn.Module, config: RunConfig, timer: Timer) -> Replicas:
     device = next(model.parameters()).device
     return DataParallelReplicas(model, devices_per_process(config, device))
 
 
-_BUILDERS: dict[str, Callable[[nn.Module, RunConfig], Replicas]] = {
+_BUILDERS: dict[str, Callable[[nn.Module, RunConfig, Timer], Replicas]] = {
     "ddp": _build_ddp,
     "dp": _build_dp,
 }

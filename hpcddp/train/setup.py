@@ -14,6 +14,7 @@ from hpcddp.data.stream import eval_batches, train_batches
 from hpcddp.run_dir import RunDir
 from hpcddp.train.cadence import build_cadence
 from hpcddp.train.checkpoint import Retention
+from hpcddp.train.clock import clock_of
 from hpcddp.train.ema import WeightAverage
 from hpcddp.train.evaluate import EvalTask, most_batches
 from hpcddp.train.feed import Feed, ToDevice, build_to_device
@@ -30,8 +31,10 @@ from hpcddp.train.resume import Found, restore
 from hpcddp.train.saving import Saver
 from hpcddp.train.schedule import describe
 from hpcddp.train.state import TrainState
+from hpcddp.train.step_timer import NoTimer, StepTimer, Timer
 from hpcddp.train.stop import StopVote
 from hpcddp.train.task import Task, identity_of
+from hpcddp.train.traffic import Traffic
 from hpcddp.train.warm_up import warm_up
 from hpcddp.train.watchdog import Watchdog
 
@@ -55,6 +58,8 @@ class Session:
     saver: Saver
     watch: LossWatch
     skipper: StepSkipper | None  # only for train.on_nonfinite=skip
+    timer: Timer
+    traffic: Traffic
 
 
 def check_early(config: RunConfig, layout: ProcessLayout) -> None:
@@ -78,7 +83,8 @@ def build_session(
     journal = Journal(run_dir, task.layout)
     journal.started(**_facts(task, device, state))
     _log.info("%s", describe(task.schedule, task.config.optim, task.plan.global_batch))
-    replicas = build_replicas(state.model, task.config, task.layout)
+    timer = StepTimer(clock_of(device)) if train.time_steps else NoTimer()
+    replicas = build_replicas(state.model, task.config, task.layout, timer)
     forward = Forward(replicas, device, train.precision, train.label_smoothing)
     to_device = build_to_device(task.train_set, device, _channels_last(train.channels_last, device))
     warm_up(forward, *to_device(_made_up_batch(task)))
@@ -92,7 +98,7 @@ def build_session(
         ranks=ranks,
         forward=forward,
         state=state,
-        feed=_build_feed(task, to_device, state.step),
+        feed=_build_feed(task, to_device, state.step, timer),
         eval_task=_build_eval_task(task, to_device, forward),
         vote=vote,
         watchdog=Watchdog(task.layout, run_dir, train.hang_timeout_s),
@@ -100,6 +106,8 @@ def build_session(
         saver=_build_saver(task, device, state.step, ranks, journal, run_dir, owner),
         watch=LossWatch(device),
         skipper=StepSkipper(state.model, state.optimizer, ranks) if skips else None,
+        timer=timer,
+        traffic=replicas.traffic(task.plan),
     )
 
 
@@ -128,7 +136,7 @@ def _made_up_batch(task: Task) -> Batch:
     return images_nchw, torch.arange(count) % task.train_set.num_classes
 
 
-def _build_feed(task: Task, to_device: ToDevice, start_step: int) -> Feed:
+def _build_feed(task: Task, to_device: ToDevice, start_step: int, timer: Timer) -> Feed:
     batches = train_batches(
         task.train_set,
         task.plan,
@@ -139,7 +147,7 @@ def _build_feed(task: Task, to_device: ToDevice, start_step: int) -> Feed:
         workers=task.config.data.workers,
         pin_memory=to_device.device.type == "cuda",
     )
-    return Feed(batches, to_device)
+    return Feed(batches, to_device, timer)
 
 
 def _build_eval_task(task: Task, to_device: ToDevice, forward: Forward) -> EvalTask:

@@ -13,7 +13,7 @@ from pathlib import Path
 import network
 import record as records
 from files import write_files
-from plan import LOGIN, ClusterError, Options, Plan, make_plan
+from plan import LOGIN, MEMORY_GROUPS, ClusterError, Options, Plan, make_plan
 from processes import Process, daemon_environment, inside, kill_inhabitants, spawn
 from record import Daemon, Host, Record
 
@@ -62,6 +62,13 @@ def _stop(record: Record) -> None:
     if left := kill_inhabitants(hosts, record.processes()):
         raise ClusterError(f"processes {left} do not die; {record.state_dir} stays")
     network.disconnect(record.link)
+    _remove_groups(MEMORY_GROUPS / record.link)
+
+
+def _remove_groups(top: Path) -> None:
+    """Remove a control group and those below it; there are none without `--memory-limits`."""
+    for folder, _, _ in os.walk(top, topdown=False):
+        os.rmdir(folder)
 
 
 def _check_machine() -> None:

@@ -12,6 +12,7 @@ from string import Template
 from plan import LOGIN, Plan
 
 _HERE = Path(__file__).parent
+_CGROUP_CONF = "CgroupPlugin=cgroup/v1\nConstrainRAMSpace=yes\n"
 _NULL_DEVICE = os.makedev(1, 3)
 
 
@@ -26,6 +27,9 @@ def write_files(plan: Plan) -> None:
         os.mknod(plan.state_dir / "dev" / f"gpu{gpu}", 0o666 | stat.S_IFCHR, _NULL_DEVICE)
     plan.conf.write_text(slurm_conf(plan))
     (plan.state_dir / "etc" / "gres.conf").write_text(gres_conf(plan))
+    if plan.memory_group:
+        (plan.state_dir / "etc" / "cgroup.conf").write_text(_CGROUP_CONF)
+        plan.memory_group.mkdir()
     (plan.state_dir / "etc" / "hosts").write_text(hosts(plan))
 
 
@@ -37,6 +41,7 @@ def slurm_conf(plan: Plan) -> str:
         munge_socket=plan.munge_socket,
         login_address=plan.addresses[LOGIN],
         slurmd_timeout_s=options.slurmd_timeout_s,
+        task_plugin="task/cgroup" if options.memory_limits else "task/none",
         cpus=options.cpus,
         memory_mib=options.memory_mib,
         memory_mib_per_cpu=options.memory_mib // options.cpus,

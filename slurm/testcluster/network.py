@@ -24,10 +24,11 @@ link set docker0 up
 
 def open_host(plan: Plan, name: str, put_on_record: Callable[[Process], None]) -> None:
     """Create the namespaces of one host; record the process that keeps them open."""
+    command = [str(_HERE / "become-host"), name, str(plan.state_dir), str(plan.memory_group or "")]
     # Mounts made later on the machine appear in the host, never the other way round.
     unshare = ["unshare", "--net", "--uts", "--mount", "--propagation", "slave"]
     child = subprocess.Popen(
-        [*unshare, str(_HERE / "become-host"), name, str(plan.state_dir)],
+        [*unshare, *command],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -12,6 +12,7 @@ LOGIN = "login"
 _SUBNETS = [f"198.{second}.{third}" for second in (18, 19) for third in range(256)]
 _LOGIN_HOST, _OUTER_HOST = 250, 254
 MAX_NODES = _LOGIN_HOST - 1
+MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")  # where control groups v1 are mounted
 _MAX_SOCKET_PATH = 107  # Linux: 108 bytes with the closing zero
 _LONGEST_SOCKET = "slurmd/gpu-249/gpu-249_9999999.4294967295"  # one per job step
 
@@ -28,6 +29,7 @@ class Options:
     cpus: int
     gpus: int
     memory_mib: int
+    memory_limits: bool
     rate: str | None
     slurmd_timeout_s: int
 
@@ -62,6 +64,11 @@ class Plan:
         return f"tc-{_digest(self.state_dir)[:8]}"
 
     @property
+    def memory_group(self) -> Path | None:
+        """Control group that all nodes' jobs are in, where their memory is limited."""
+        return MEMORY_GROUPS / self.link if self.options.memory_limits else None
+
+    @property
     def partitions(self) -> list[str]:
         """Names in slurm.conf.in, in its order."""
         template = (Path(__file__).parent / "slurm.conf.in").read_text()
@@ -84,6 +91,8 @@ def make_plan(state_dir: Path, options: Options, routes: str) -> Plan:
         raise ClusterError(f"--cpus {options.cpus}: need at least 1")
     if options.rate:
         burst_bytes(options.rate)  # complains before anything is started
+    if options.memory_limits and not (MEMORY_GROUPS / "memory.limit_in_bytes").exists():
+        raise ClusterError(f"--memory-limits: no memory control groups (v1) in {MEMORY_GROUPS}")
     plan = Plan(state_dir, options, _free_subnet(state_dir, routes))
     longest = len(str(state_dir / _LONGEST_SOCKET))
     if longest > _MAX_SOCKET_PATH:

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.cluster.drift import compare, compare_node, matches_interface
+from hpcddp.cluster.drift import compare, compare_node
 from hpcddp.cluster.live import gpus_of, read_live
+from hpcddp.cluster.network import gloo_missing, nccl_fits
 from hpcddp.cluster.node_facts import node_facts
 from hpcddp.cluster.profile import load_profile, parse_profile
 from hpcddp.cluster.survey import family_of, probe_node, survey_text, write_profile
@@ -60,8 +61,9 @@ def test_what_differs_is_reported_and_nothing_else(case):
 
 @pytest.mark.parametrize("case", TABLE["interfaces"].values(), ids=TABLE["interfaces"])
 def test_an_interface_fits_as_nccl_and_gloo_read_it(case):
-    found = matches_interface(case["pattern"], case["names"], whole=case["whole"])
-    assert found == case["fits"]
+    pattern, names = case["pattern"], case["names"]
+    fits = not gloo_missing(pattern, names) if case["whole"] else nccl_fits(pattern, names)
+    assert fits == case["fits"]
 
 
 NODE = {

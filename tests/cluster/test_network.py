@@ -58,6 +58,7 @@ def settle(case):
     return network.settle_network(
         layout,
         environ | case.get("environ", {}),
+        uses_gloo=case.get("uses_gloo", True),
         read=lambda: picture(case["host"], hosts[min(rank, nodes - 1)]),
         resolve=lambda name: (name,) if name[0].isdigit() else known.get(name, ()),
     )

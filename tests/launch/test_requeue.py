@@ -383,16 +383,18 @@ def test_a_line_that_is_no_event_is_passed_over(own_run):
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        ("srun: error: gpu-01: task 0: Out Of Memory", "out of memory, exit code 137"),
+        ("srun: error: gpu-01: task 0: Out Of Memory", "out of memory, exit code"),
         ("slurmstepd: error: Detected 1 oom_kill event in StepId=7.0.", "out of memory, exit"),
-        ("slurmstepd: error: killed by the cgroup out-of-memory handler.", "out of memory, exit"),
-        ("srun: error: gpu-01: task 0: Killed", "exit code 137"),
-        ("loaded module bloom-killer, with room to spare", "exit code 137"),
+        ("slurmstepd-g1: error: Detected 1 oom-kill event(s) in StepId=7.0", "out of memory, exit"),
+        ("srun: error: gpu-01: task 0: Killed", "exit code"),
+        ("loaded module bloom-killer, with room to spare", "exit code"),
+        ("RuntimeError: CUDA out of memory", "exit code"),
     ],
 )
-def test_a_kill_for_want_of_memory_is_told_from_other_kills(own_run, said, reason):
+@pytest.mark.parametrize("code", [1, 137])
+def test_a_kill_for_want_of_memory_is_told_from_other_ends(own_run, said, reason, code):
     srun_said(own_run, 0, said)
-    finish_attempt(own_run, 137, {})
+    finish_attempt(own_run, code, {})
     assert own_run.read_events()[-1]["reason"].startswith(reason)
 
 

@@ -33,6 +33,14 @@ PREEMPTED_EARLY = {"reason": "preempted", "end_time": NOW + 20}
 
 
 @pytest.mark.parametrize(
+    ("ended", "settled"), [(NOW + 1, "cancelled by its user"), (NOW + 20, "preempted")]
+)
+def test_a_cancel_in_the_first_second_of_a_grace_is_no_preemption(ended, settled):
+    now = SlurmSays(StopReason.PREEMPTED, ended)
+    assert settle_reason(now, PREEMPTED_EARLY, NOW + 25).value == settled
+
+
+@pytest.mark.parametrize(
     ("now", "early", "after_s", "settled"),
     [
         (StopReason.TIME_LIMIT, {}, 5, StopReason.TIME_LIMIT),

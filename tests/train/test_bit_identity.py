@@ -72,17 +72,31 @@ def assert_same(through, broken):
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, pytest.param(8, marks=pytest.mark.slow)])
 def test_interrupted_three_times_in_one_epoch_or_never_the_bits_are_the_same(world_size, tmp_path):
+    interrupt_and_compare(world_size, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "settings", [("train.replicas=dp", "train.dp_devices=3"), ("train.precision=fp16",)]
+)
+def test_nor_do_other_replicas_or_a_scaled_loss_change_them(settings, tmp_path):
+    scaler = interrupt_and_compare(1, tmp_path, *settings)["scaler"]
+    assert bool(scaler) == ("train.precision=fp16" in settings)
+
+
+def interrupt_and_compare(world_size, tmp_path, *settings):
+    """Train with three stops in the first epoch and without; the state that both end with."""
     through, broken = tmp_path / "same" / "run", tmp_path / "other" / "run"
-    config = small_config(*settings_of(world_size))
+    config = small_config(*settings_of(world_size, *settings))
     assert set(train_on(world_size, through, config)) == {0}
     for workers, stop in zip(WORKERS[world_size], (*STOPS, None), strict=True):
-        config = small_config(*settings_of(world_size, f"data.workers={workers}"))
+        config = small_config(*settings_of(world_size, f"data.workers={workers}", *settings))
         function = None if stop is None else partial(train_until, stop)
         assert set(train_on(world_size, broken, config, function)) == {75 if stop else 0}
     assert_same(through, broken)
     assert records_of(broken) == Counter(range(1, MAX_STEPS + 1))  # none missing, none twice
     resumed = [event["step"] for event in events_of(broken) if event["event"] == "resumed"]
     assert resumed == list(STOPS)
+    return final_state(broken)
 
 
 def train_killed(step, config, layout, run_dir):

@@ -102,7 +102,8 @@ def test_metrics_and_events_have_what_readers_need(tmp_path):
     assert train_on(2, tmp_path, config, attempt=3, requeue_target="77_2") == [0, 0]
     trained, evaluated, *_ = read_json_lines(RunDir(tmp_path).metrics)
     rates = {"images_per_s", "images_per_s_per_gpu", "data_wait_s", "step_s"}
-    assert set(trained) == {"step", "epoch", "loss", "lr", "attempt", "time"} | rates
+    moved = {"comm_bytes_per_step", "buffer_bytes_per_step"}
+    assert set(trained) == {"step", "epoch", "loss", "lr", "attempt", "time"} | rates | moved
     assert (trained["step"], trained["epoch"], trained["attempt"]) == (2, 0.4, 3)
     assert trained["images_per_s"] == pytest.approx(2 * trained["images_per_s_per_gpu"], rel=1e-4)
     assert {"step", "epoch", "accuracy", "eval_loss", "samples", "weights"} < set(evaluated)

@@ -1,0 +1,180 @@
+"""`compare`: DataParallel against DDP on one node, or settings of DDP on any number of them."""
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hpcddp.cli.compare_text import compare_text
+from hpcddp.cli.measuring import measuring_options, prepare_job, report_of_job
+from hpcddp.cli.options import build_request
+from hpcddp.config.layout import ProcessLayout
+from hpcddp.config.schema import RunConfig
+from hpcddp.config.write import read_config
+from hpcddp.errors import HpcddpError
+from hpcddp.launch.measuring import is_in_job, measure_here, write_report
+from hpcddp.launch.request import ResolvedRequest, resolve_request, world_size
+from hpcddp.run_dir import RunDir, write_atomically
+
+if TYPE_CHECKING:
+    from hpcddp.measure.cells import Wanted
+
+_REPORT = "compare"
+_DEVICES_WITHOUT_GPUS = 2
+
+
+@click.command()
+@measuring_options
+@click.option("--modes", default=None, help="some of single,dp,ddp; all of them by default")
+@click.option("--devices", help="numbers of devices; by default 1, 2, 4 ... as the node has")
+@click.option("--weak", is_flag=True, help="as many images per device, not the same global batch")
+@click.option("--sweep", "sweeps", multiple=True, metavar="ddp.KEY=V,V,...",
+              help="compare settings of ddp instead; any number of nodes")  # fmt: skip
+@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True,
+              help="how often everything is visited in turn")  # fmt: skip
+@click.option("--steps", type=click.IntRange(1), default=10, show_default=True,
+              help="steps that count at each visit")  # fmt: skip
+@click.pass_context
+def command(
+    context: click.Context,
+    run_dir: Path | None,
+    follows: bool,
+    as_json: bool,
+    **typed: Any,  # noqa: ANN401
+) -> None:
+    """Where does the time go: DataParallel, DDP and one device, side by side on one node.
+
+    One job that holds the node. All modes are started, then take steps in turn, so that what
+    disturbs the machine disturbs them all. --json prints the rows; everything else, a CSV and a
+    page lie in reports/ of the run.
+    """
+    _check_options(typed)
+    if is_in_job(os.environ, _REPORT):
+        run = _run_of(context, run_dir, typed)
+        measure_here(lambda layout: _measure(layout, run, typed, as_json), run, os.environ)
+    request = resolve_request(build_request(context, typed), os.environ)
+    more = () if typed["sweeps"] else _one_process(typed, request)
+    submission = prepare_job(context, _words(typed), typed, more)
+    _check(submission.request, typed)
+    _show(report_of_job(submission, _REPORT, follows=follows, as_json=as_json), as_json)
+
+
+def _check_options(typed: dict[str, Any]) -> None:
+    """A sweep is one of ddp, on all devices of the job."""
+    if not typed["sweeps"]:
+        return
+    if typed["modes"] not in (None, "ddp"):
+        raise HpcddpError(
+            f"--sweep with --modes {typed['modes']}: only ddp has such settings. Leave --modes out."
+        )
+    if typed["devices"] or typed["weak"]:
+        raise HpcddpError(
+            "--sweep measures on all devices of the job: choose them by --nodes and "
+            "--gpus-per-node (resources.processes_per_node on CPUs), without --devices and --weak."
+        )
+
+
+def _run_of(context: click.Context, run_dir: Path | None, typed: dict[str, Any]) -> RunDir:
+    """The run that `compare` has sent, or one for people who start its process themselves."""
+    if run_dir is not None:
+        return RunDir(run_dir.absolute())
+    from hpcddp.launch.direct import open_run
+
+    return open_run(build_request(context, typed), typed["name"], os.environ)
+
+
+def _wanted(typed: dict[str, Any], config: RunConfig) -> "Wanted":
+    from hpcddp.measure.cells import MODES, Wanted, parse_devices, parse_modes
+
+    return Wanted(
+        parse_modes(typed["modes"] or ",".join(MODES)),
+        parse_devices(typed["devices"] or _all_devices(config)),
+        typed["weak"],
+        typed["rounds"],
+        typed["steps"],
+    )
+
+
+def _all_devices(config: RunConfig) -> str:
+    """1, 2, 4 ... up to the GPUs of a node."""
+    most = config.resources.gpus_per_node or _DEVICES_WITHOUT_GPUS
+    counts = {1 << power for power in range(most.bit_length())} | {most}
+    return ",".join(map(str, sorted(counts)))
+
+
+def _one_process(typed: dict[str, Any], request: ResolvedRequest) -> tuple[str, ...]:
+    """Settings of a job in which one process has the whole node: its CPUs, its GPUs."""
+    config, wanted = request.config, _wanted(typed, request.config)
+    most = max(wanted.devices)
+    settings = {"resources.processes_per_node": 1}
+    if not request.profile.has_gpus:
+        settings["resources.cpus_per_process"] = most * (config.resources.cpus_per_process or 1)
+    elif typed["gpus_per_node"] is None and not config.resources.gpus_per_node:
+        settings["resources.gpus_per_node"] = most
+    if "exclusive" not in config.resources.sbatch and request.profile.launcher == "slurm":
+        settings["resources.sbatch.exclusive"] = "true"
+    return tuple(f"{key}={value}" for key, value in settings.items())
+
+
+def _words(typed: dict[str, Any]) -> list[str]:
+    """What the job's processes are started with."""
+    words = [_REPORT, "--rounds", str(typed["rounds"]), "--steps", str(typed["steps"])]
+    for sweep in typed["sweeps"]:
+        words += ["--sweep", sweep]
+    for name in ("modes", "devices"):
+        words += [f"--{name}", typed[name]] if typed[name] else []
+    return [*words, "--weak"] if typed["weak"] else words
+
+
+def _check(request: ResolvedRequest, typed: dict[str, Any]) -> None:
+    """Raise HpcddpError for what could only fail once the job has waited for its turn."""
+    from hpcddp.measure.cells import check_swept, check_wanted
+
+    config = request.config
+    if typed["sweeps"]:
+        check_swept(typed["sweeps"], config, world_size(config, request.profile))
+    else:
+        check_wanted(_wanted(typed, config), config)
+
+
+def _measure(layout: ProcessLayout, run: RunDir, typed: dict[str, Any], as_json: bool) -> None:
+    """This process's part. Collective."""
+    config = read_config(run)
+    if typed["sweeps"]:
+        from hpcddp.measure.cells import check_swept
+        from hpcddp.measure.sweep import sweep_here
+
+        settings = check_swept(typed["sweeps"], config, layout.world_size)
+        document = sweep_here(config, settings, layout, typed["rounds"], typed["steps"])
+    else:
+        _check_alone(layout)
+        from hpcddp.measure.node_comparison import compare_on_this_node
+
+        document = compare_on_this_node(config, _wanted(typed, config), os.environ)
+    if document is not None:
+        _leave(document, run)
+        _show(document, as_json)
+
+
+def _check_alone(layout: ProcessLayout) -> None:
+    if layout.world_size > 1:
+        raise HpcddpError(
+            f"`compare` was started as {layout.world_size} processes, and one starts all the "
+            "others itself. Use one task with all devices of the node: srun --ntasks=1 "
+            "--gpus-per-node=N --cpus-per-task=M python -m hpcddp compare ..."
+        )
+
+
+def _leave(document: dict[str, Any], run: RunDir) -> None:
+    """The reports in the run directory."""
+    from hpcddp.measure.document import csv_text
+
+    write_report(run, _REPORT, document)
+    write_atomically(run.reports / f"{_REPORT}.csv", csv_text(document["rows"]))
+
+
+def _show(document: dict[str, Any], as_json: bool) -> None:
+    rows = json.dumps(document["rows"], indent=2)
+    click.echo(rows if as_json else compare_text(document))

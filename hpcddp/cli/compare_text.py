@@ -1,0 +1,131 @@
+"""What `compare` prints for people, from its document. Measures nothing."""
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+_WIDEST, _NOTHING = 250, "-"
+_MIB = 1 << 20
+
+
+def compare_text(document: Mapping[str, Any]) -> str:
+    """The document as a table, the verdict below it with its evidence, and what is missing."""
+    verdict, missing = document["verdict"], document["not_measured"]
+    evidence = [f"  - {line}" for line in verdict["evidence"]]
+    return "\n".join(
+        [
+            "",
+            *_heading(document),
+            "",
+            _table_text(document["rows"]),
+            *_footnotes(document),
+            "",
+            f"{verdict['words']} Confidence: {verdict['confidence']}.",
+            *evidence,
+            *(["Not measured here:"] if missing else []),
+            *(f"  - {line}" for line in missing),
+        ]
+    )
+
+
+def _heading(document: Mapping[str, Any]) -> list[str]:
+    machine = document["machine"]
+    what = ", ".join(dict.fromkeys(machine["gpus"])) or f"{machine['cpus']} CPUs"
+    scaling = "the same global batch" if document["strong"] else "the same images per device"
+    return [
+        f"{document['title']}: {document['model']}, {document['data']}, {document['precision']}, "
+        f"global batch {document['global_batch']} ({scaling})",
+        f"{len(machine['hosts'])} x {what} ({machine['processor']}), {document['backend']}, "
+        f"torch {document['versions']['torch']}, {document['date']}",
+    ]
+
+
+def _table_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """As wide as it needs to be: a figure that is cut off is none. Empty columns are left out."""
+    swept = any(row["setting"] for row in rows)
+    columns = {**(_SETTING if swept else _PLACE), **_FIGURES}
+    cells = {name: [cell(row) for row in rows] for name, cell in columns.items()}
+    shown = {name: texts for name, texts in cells.items() if set(texts) != {_NOTHING}}
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for name in shown:
+        table.add_column(name, justify="right" if name in _FIGURES else "left", no_wrap=True)
+    for texts in zip(*shown.values(), strict=True):
+        table.add_row(*texts)
+    text = io.StringIO()
+    Console(file=text, width=_WIDEST, color_system=None, legacy_windows=False).print(table)
+    lines = [line.rstrip() for line in text.getvalue().splitlines()]
+    return "\n".join(line for line in lines if line)
+
+
+def _ms(seconds: float | None) -> str:
+    return _NOTHING if seconds is None else f"{1000 * seconds:.1f}"
+
+
+def _percent(fraction: float | None) -> str:
+    return _NOTHING if fraction is None else f"{100 * fraction:.0f} %"
+
+
+def _times(ratio: float | None) -> str:
+    return _NOTHING if ratio is None else f"{ratio:.2f}"
+
+
+def _memory(row: Mapping[str, Any]) -> str:
+    peaks = row["memory_bytes_per_device"]
+    return _NOTHING if not peaks else " ".join(f"{peak / _MIB:.0f}" for peak in peaks)
+
+
+def _utilisation(row: Mapping[str, Any]) -> str:
+    use = row["gpu_utilisation"]
+    return _NOTHING if not use else " ".join(f"{100 * share:.0f}" for share in use)
+
+
+def _setting(row: Mapping[str, Any]) -> str:
+    return " ".join(f"{key}={value}" for key, value in row["setting"].items())
+
+
+_PLACE = {"MODE": lambda row: row["mode"], "DEVICES": lambda row: str(row["devices"])}
+_SETTING = {"SETTING": _setting}
+_FIGURES = {
+    "STEP ms": lambda row: _ms(row["step_s_median"]),
+    "P95": lambda row: _ms(row["step_s_p95"]),
+    "IQR": lambda row: _ms(row["step_s_iqr"]),
+    "N": lambda row: f"{row['n']}+{row['discarded']}",
+    "IMAGES/S": lambda row: f"{row['images_per_s']:.4g}",
+    "SPEED-UP": lambda row: _times(row["speedup"]),
+    "EFF": lambda row: _percent(row["efficiency"]),
+    "COMM ms": lambda row: _ms(row["phases"].get("comm_s")),
+    "EXPOSED ms": lambda row: _ms(row["phases"].get("exposed_comm_s")),
+    "OF STEP": lambda row: _percent(row["exposed_comm_fraction"]),
+    "CPU ms": lambda row: _ms(sum(row["cpu_s_per_step_per_process"])),
+    "MiB/DEVICE": _memory,
+    "GPU %": _utilisation,
+}
+
+
+def _footnotes(document: Mapping[str, Any]) -> list[str]:
+    rows = document["rows"]
+    said = [
+        "N: steps counted + left out at the begin of each round; IQR: width of the middle half; OF "
+        "STEP: exposed",
+        "communication, as a share of the step; CPU ms: of all processes together",
+    ]
+    if any(row["mode"] == "dp" for row in rows):
+        said.append(f"dp: {document['label_of_dp']}")
+    fitted = {**document.get("amdahl", {}), **document.get("gustafson", {})}
+    law = "Amdahl" if document["strong"] else "Gustafson"
+    for mode, serial in fitted.items():
+        points = [
+            f"{row['karp_flatt']:.2f} at {row['devices']}"
+            for row in rows
+            if row["mode"] == mode and row["karp_flatt"] is not None
+        ]
+        each = f"; point by point (Karp-Flatt) {', '.join(points)}" if points else ""
+        said.append(
+            f"serial fraction of {mode} ({law}): {serial['serial_fraction']:.2f}, "
+            f"misses by {serial['residual']:.2f}{each}"
+        )
+    return said

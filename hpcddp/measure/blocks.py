@@ -1,0 +1,51 @@
+"""What measuring processes say about a few steps in a row. Pure values; knows no torch."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpcddp.measure.scaling import median
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A few steps of one process, after `discarded` that were taken first and left out."""
+
+    step_s: Sequence[float]
+    discarded: int
+    cpu_s: float  # of the whole process, over all these steps
+    thread_cpu_s: Sequence[float] = ()  # of its threads that lived through them, busiest first
+    resident_bytes: int = 0
+    memory_bytes: Sequence[int] | None = None  # the peak on each of its devices
+    phases: Sequence[Mapping[str, float]] = ()  # one for each step
+    comm_bytes: int = 0  # for each step
+    buckets: Sequence[Mapping[str, Any]] = ()  # of one step, relative to the begin of its backward
+    backward_s: float | None = None  # of that step
+
+
+@dataclass(slots=True)
+class CellRecord:
+    """All that was measured of one cell: its visits in order, each with a block per process."""
+
+    visits: list[Sequence[Block]] = field(default_factory=list)
+    without_sync: list[Sequence[Block]] = field(default_factory=list)
+    utilisation: list[Sequence[float]] = field(default_factory=list)  # per GPU, 0 to 1
+
+    @property
+    def step_s(self) -> list[float]:
+        """Every step; it has taken as long as in the slowest process."""
+        return [seconds for visit in self.visits for seconds in slowest(visit)]
+
+    @property
+    def round_s(self) -> list[float]:
+        """The median step of each visit."""
+        return [median(slowest(visit)) for visit in self.visits]
+
+    @property
+    def blocks(self) -> list[Block]:
+        return [block for visit in self.visits for block in visit]
+
+
+def slowest(visit: Sequence[Block]) -> list[float]:
+    """Step by step the time of the process that took longest."""
+    return [max(step) for step in zip(*(block.step_s for block in visit), strict=True)]

@@ -1,0 +1,160 @@
+"""From blocks of steps to the rows of a comparison. Pure; starts nothing and knows no torch."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hpcddp.measure.blocks import Block, CellRecord
+from hpcddp.measure.cells import MODES, Cell
+from hpcddp.measure.scaling import (
+    Serial,
+    amdahl,
+    efficiency,
+    gustafson,
+    imbalance,
+    karp_flatt,
+    median,
+    spread_of,
+)
+
+Row = dict[str, Any]
+_KEPT_DIGITS = 6
+
+
+def row_of(cell: Cell, record: CellRecord, global_batch: int) -> Row:
+    """What was measured of one cell; `with_speedups` adds what needs the others."""
+    spread, blocks = spread_of(record.step_s), record.blocks
+    memory = _highest([block.memory_bytes for block in _latest(record)])
+    return {
+        "mode": cell.mode,
+        "devices": cell.devices,
+        "setting": dict(cell.setting),
+        "global_batch": global_batch,
+        "n": spread.n,
+        "discarded": sum(visit[0].discarded for visit in record.visits),
+        "step_s_median": spread.median,
+        "step_s_p95": spread.p95,
+        "step_s_iqr": spread.iqr,
+        "round_s_medians": record.round_s,
+        "images_per_s": global_batch / spread.median,
+        "comm_fraction": _fraction("comm_s", blocks),
+        "exposed_comm_fraction": _fraction("exposed_comm_s", blocks),
+        "no_sync_exposed_fraction": _without_sync(record),
+        "memory_bytes_per_device": memory,
+        "memory_imbalance": imbalance(memory) if memory else None,
+        "cpu_s_per_step_per_process": _cpu_s(record),
+        "cpu_s_per_step_per_thread": _thread_cpu_s(record),
+        "resident_bytes_per_process": [block.resident_bytes for block in _latest(record)],
+        "gpu_utilisation": _utilisation(record),
+        "phases": {name: median(values) for name, values in _phases(blocks).items()},
+        "comm_bytes_per_step": blocks[-1].comm_bytes,
+        "buckets": [dict(bucket) for bucket in _latest(record)[0].buckets],
+        "backward_s": _latest(record)[0].backward_s,
+    }
+
+
+def _latest(record: CellRecord) -> Sequence[Block]:
+    return record.visits[-1]
+
+
+def _phases(blocks: Sequence[Block]) -> dict[str, list[float]]:
+    """Each phase's seconds in every step of every process."""
+    names = blocks[0].phases[0] if blocks[0].phases else ()
+    return {name: [step[name] for block in blocks for step in block.phases] for name in names}
+
+
+def _fraction(phase: str, blocks: Sequence[Block]) -> float | None:
+    """The median share of a phase in its step; None where steps were not taken apart."""
+    shares = [
+        step[phase] / step_s
+        for block in blocks
+        for step, step_s in zip(block.phases, block.step_s, strict=bool(block.phases))
+    ]
+    return median(shares) if shares else None
+
+
+def _without_sync(record: CellRecord) -> float | None:
+    """By how much a step is shorter that exchanges no gradients; not from the step's own clock."""
+    if not record.without_sync:
+        return None
+    alone = CellRecord(visits=record.without_sync)
+    return 1 - median(alone.round_s) / median(record.round_s)
+
+
+def _highest(per_process: Sequence[Sequence[int] | None]) -> list[int] | None:
+    """The devices of all processes in order."""
+    known = [own for own in per_process if own is not None]
+    return [peak for own in known for peak in own] or None
+
+
+def _cpu_s(record: CellRecord) -> list[float]:
+    """CPU seconds of a step in each process."""
+    processes = [*zip(*record.visits, strict=True)]
+    return [sum(b.cpu_s for b in own) / sum(len(b.step_s) for b in own) for own in processes]
+
+
+def _thread_cpu_s(record: CellRecord) -> list[list[float]]:
+    """CPU seconds of a step in each lasting thread of each process, from the latest visit."""
+    return [
+        [seconds / len(block.step_s) for seconds in block.thread_cpu_s if seconds > 0]
+        for block in _latest(record)
+    ]
+
+
+def _utilisation(record: CellRecord) -> list[float] | None:
+    visits = [visit for visit in record.utilisation if visit]
+    return [sum(gpu) / len(gpu) for gpu in zip(*visits, strict=True)] if visits else None
+
+
+def with_speedups(rows: Sequence[Row], base: Row, *, is_weak: bool) -> list[Row]:
+    """The rows with speed-up, efficiency and Karp-Flatt's fraction, all relative to `base`."""
+    return [row | _relative(row, base, is_weak=is_weak) for row in rows]
+
+
+def _relative(row: Row, base: Row, *, is_weak: bool) -> Row:
+    n = row["devices"] / base["devices"]
+    speedup = row["images_per_s"] / base["images_per_s"]
+    return {
+        "speedup": speedup,
+        "efficiency": None if row["setting"] else efficiency(speedup, n),
+        # Its formula holds for a problem of one size.
+        "karp_flatt": None if is_weak or row["setting"] else karp_flatt(speedup, n),
+    }
+
+
+def base_of(rows: Sequence[Row], configured: Mapping[str, Any]) -> Row:
+    """What speed-ups refer to: one device, the plainest mode; of a sweep what the run is set to.
+
+    `configured` holds the run's own values of what is swept.
+    """
+    for row in rows:
+        if row["setting"] and row["setting"] == {key: configured[key] for key in row["setting"]}:
+            return row
+    return min(rows, key=lambda row: (row["devices"], MODES.index(row["mode"])))
+
+
+def serial_fractions(rows: Sequence[Row], base: Row, *, is_weak: bool) -> dict[str, Row]:
+    """Per mode Amdahl's serial fraction of its speed-ups, or Gustafson's for weak scaling."""
+    fitted: dict[str, Row] = {}
+    for mode in MODES:
+        own = [row for row in rows if row["mode"] == mode and not row["setting"]]
+        points = {row["devices"] / base["devices"]: row["speedup"] for row in own}
+        serial = (gustafson if is_weak else amdahl)(points)
+        if serial is not None:
+            fitted[mode] = _serial(serial)
+    return fitted
+
+
+def _serial(serial: Serial) -> Row:
+    return {"serial_fraction": serial.fraction, "residual": serial.residual}
+
+
+def rounded(value: Any) -> Any:  # noqa: ANN401
+    """A document with no more digits than anybody can have measured."""
+    if isinstance(value, Mapping):
+        return {key: rounded(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(each) for each in value]
+    if isinstance(value, float) and value:
+        return round(value, _KEPT_DIGITS - 1 - math.floor(math.log10(abs(value))))
+    return value

@@ -1,0 +1,116 @@
+"""The document of a comparison, as JSON and as CSV. Pure but for versions and the date."""
+
+import csv
+import io
+import platform
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+import hpcddp
+from hpcddp.config.schema import RunConfig
+from hpcddp.measure.cells import Cell
+from hpcddp.measure.comparison import Row, rounded
+from hpcddp.measure.verdict import Verdict
+
+DP_ON_CPU = "DataParallel algorithm on CPU threads"
+_CSV_FIELDS = (
+    *("mode", "devices", "setting", "global_batch", "n", "discarded"),
+    *("step_s_median", "step_s_p95", "step_s_iqr", "images_per_s", "speedup", "efficiency"),
+    *("karp_flatt", "comm_fraction", "exposed_comm_fraction", "no_sync_exposed_fraction"),
+    *("comm_bytes_per_step", "memory_imbalance"),
+)
+
+
+def compare_document(
+    config: RunConfig,
+    rows: Sequence[Row],
+    verdict: Verdict,
+    *,
+    backend: str,
+    is_strong: bool,
+    fitted: Mapping[str, Any],
+    missing: Sequence[str],
+    cpus: int,
+    hosts: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """All that is known about a comparison, with what it was measured on."""
+    swept = any(row["setting"] for row in rows)
+    document = {
+        "title": "settings of DistributedDataParallel" if swept else "DataParallel against DDP",
+        "machine": _machine(backend, cpus, hosts or [socket.gethostname()]),
+        "date": time.strftime("%Y-%m-%d %H:%M"),
+        "versions": {"hpcddp": hpcddp.__version__, "torch": str(torch.__version__)},
+        "model": config.train.model,
+        "data": f"{config.data.name}, {config.data.image_size} x {config.data.image_size}",
+        "precision": config.train.precision,
+        "global_batch": max(row["global_batch"] for row in rows),
+        "strong": is_strong,
+        "backend": backend,
+        "label_of_dp": "torch.nn.DataParallel" if backend == "nccl" else DP_ON_CPU,
+        "rows": list(rows),
+        "amdahl" if is_strong else "gustafson": dict(fitted),
+        "verdict": {
+            "words": verdict.words,
+            "confidence": verdict.confidence,
+            "evidence": list(verdict.evidence),
+            "within_noise": verdict.within_noise,
+        },
+        "not_measured": list(missing),
+    }
+    return rounded(document)
+
+
+def _machine(backend: str, cpus: int, hosts: Sequence[str]) -> dict[str, Any]:
+    gpus = range(torch.cuda.device_count() if backend == "nccl" else 0)
+    return {
+        "hosts": list(hosts),
+        "cpus": cpus,
+        "processor": _processor(),
+        "gpus": [torch.cuda.get_device_name(index) for index in gpus],
+    }
+
+
+def _processor() -> str:
+    """The processor's name, as Linux knows it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            names = [line.partition(":")[2] for line in file if line.startswith("model name")]
+    except OSError:
+        names = []
+    return names[0].strip() if names else platform.machine()
+
+
+def not_measured(
+    wanted: Sequence[Cell], cells: Sequence[Cell], rows: Sequence[Row], *, has_gpus: bool
+) -> list[str]:
+    """What was asked for, or belongs to such a report, and could not be had here."""
+    said = [
+        f"{cell.name}: this node does not show {cell.devices} GPUs"
+        for cell in wanted
+        if cell not in cells
+    ]
+    if not has_gpus:
+        said.append("memory per device and use of the GPUs: there is no GPU here")
+        if any(row["mode"] == "dp" for row in rows):
+            said.append(f"torch.nn.DataParallel: it needs GPUs; dp is the {DP_ON_CPU}")
+    elif not any(row["gpu_utilisation"] for row in rows):
+        said.append("use of the GPUs: NVML does not answer (pip install nvidia-ml-py)")
+    return said
+
+
+def csv_text(rows: Sequence[Row]) -> str:
+    """One line for each row below a header, for spreadsheets; lists stay in the JSON."""
+    names = list(dict.fromkeys(name for row in rows for name in row["phases"]))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*_CSV_FIELDS, *names])
+    for row in rows:
+        setting = " ".join(f"{key}={value}" for key, value in row["setting"].items())
+        values = row | {"setting": setting}
+        phases = [row["phases"].get(name) for name in names]
+        writer.writerow([*(values[field] for field in _CSV_FIELDS), *phases])
+    return text.getvalue()

@@ -1,0 +1,136 @@
+"""Modes side by side on one node: starts a group for each cell, visits them in turn, compares.
+
+Runs in one process that holds all devices of the node; the groups are its children.
+"""
+
+import contextlib
+import logging
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hpcddp.cluster.devices import visible_devices
+from hpcddp.config.schema import RunConfig
+from hpcddp.errors import HpcddpError
+from hpcddp.measure.blocks import CellRecord
+from hpcddp.measure.cells import Cell, Wanted, check_wanted, config_of
+from hpcddp.measure.comparison import base_of, row_of, serial_fractions, with_speedups
+from hpcddp.measure.cpus import are_shared, cpus_of, shares
+from hpcddp.measure.document import compare_document, not_measured
+from hpcddp.measure.gpu_use import GpuUse
+from hpcddp.measure.groups import Group
+from hpcddp.measure.verdict import Circumstances, verdict_of
+
+_WARM_UP_STEPS = 3  # DDP's buckets are in their final order before; caches and allocators are not
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What there is to measure on; `gpus` as CUDA_VISIBLE_DEVICES would name them."""
+
+    cpus: Sequence[int]
+    gpus: Sequence[str]
+
+    @property
+    def backend(self) -> str:
+        return "nccl" if self.gpus else "gloo"
+
+
+def compare_on_this_node(
+    config: RunConfig, wanted: Wanted, environ: Mapping[str, str]
+) -> dict[str, Any]:
+    """Measure every cell that this node has the devices for; the document of the comparison.
+
+    Raises ConfigError for what does not divide, GroupFailed where a process fails.
+    """
+    check_wanted(wanted, config)
+    node = _this_node(config, environ)
+    cells = [cell for cell in wanted.cells if not node.gpus or cell.devices <= len(node.gpus)]
+    if not cells:
+        raise HpcddpError(
+            f"This node shows {len(node.gpus)} GPUs, and {min(wanted.devices)} is the smallest of "
+            "--devices. Ask for more (--gpus-per-node), or compare fewer.",
+            "no_gpu",
+        )
+    most = max(cell.devices for cell in cells)
+    per_device = shares(node.cpus, most)
+    records = _measure(cells, config, wanted, per_device, GpuUse(node.gpus), environ)
+    rows = [
+        row_of(cell, record, config_of(cell, wanted, config).train.global_batch)
+        | {"cpus_per_process": len(cpus_of(cell, per_device)[0])}
+        for cell, record in zip(cells, records, strict=True)
+    ]
+    base = base_of(rows, {})
+    rows = with_speedups(rows, base, is_weak=wanted.is_weak)
+    verdict = verdict_of(rows, Circumstances(node.backend, are_shared(per_device)))
+    return compare_document(
+        config,
+        rows,
+        verdict,
+        backend=node.backend,
+        is_strong=not wanted.is_weak,
+        fitted=serial_fractions(rows, base, is_weak=wanted.is_weak),
+        missing=not_measured(wanted.cells, cells, rows, has_gpus=bool(node.gpus)),
+        cpus=len(node.cpus),
+    )
+
+
+def _this_node(config: RunConfig, environ: Mapping[str, str]) -> Node:
+    cpus = sorted(os.sched_getaffinity(0))
+    # As `choose_device` has it; it also says what is wrong where a GPU is wished for in vain.
+    is_cpu = config.train.device == "cpu" or environ.get("HPCDDP_DEVICE") == "cpu"
+    count = 0 if is_cpu else torch.cuda.device_count()
+    named = visible_devices(environ) or tuple(map(str, range(count)))
+    return Node(cpus, named[:count])
+
+
+def _measure(
+    cells: Sequence[Cell],
+    config: RunConfig,
+    wanted: Wanted,
+    per_device: Sequence[Sequence[int]],
+    gpus: GpuUse,
+    environ: Mapping[str, str],
+) -> list[CellRecord]:
+    records = [CellRecord() for _ in cells]
+    with contextlib.ExitStack() as open_groups:
+        folder = Path(open_groups.enter_context(tempfile.TemporaryDirectory(prefix="hpcddp-")))
+        groups = []
+        for index, cell in enumerate(cells):
+            own = folder / f"group-{index}"
+            run, cpus = config_of(cell, wanted, config), cpus_of(cell, per_device)
+            groups.append(open_groups.enter_context(Group(cell, run, cpus, own, environ)))
+        for group in groups:
+            group.wait_until_ready()
+            group.take(_WARM_UP_STEPS, discard=0)
+            _log.info("%s is ready", group.cell.name)
+        for number in range(wanted.rounds):
+            _visit_all(groups, records, wanted, number, gpus)
+            _log.info("round %d of %d", number + 1, wanted.rounds)
+    return records
+
+
+def _visit_all(
+    groups: Sequence[Group],
+    records: Sequence[CellRecord],
+    wanted: Wanted,
+    number: int,
+    gpus: GpuUse,
+) -> None:
+    """One round; every other one goes backwards, so that a steady drift cancels."""
+    pairs = list(zip(groups, records, strict=True))
+    for group, record in reversed(pairs) if number % 2 else pairs:
+        with gpus.watch() as use:
+            record.visits.append(group.take(wanted.steps))
+        record.utilisation.append(use)
+        if group.cell.processes > 1:
+            # Two to begin with: in the first, buffers are still sent out.
+            record.without_sync.append(group.take(wanted.steps, discard=2, sync=False))
+            group.take(1, discard=1)

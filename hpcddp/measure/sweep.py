@@ -1,0 +1,108 @@
+"""Settings of DistributedDataParallel side by side in one job, on any number of nodes.
+
+Every process of the job holds a session for each setting; all of them visit these in the same
+order, so that what disturbs the network for a while disturbs every setting.
+"""
+
+import logging
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hpcddp.config.layout import ProcessLayout
+from hpcddp.config.schema import RunConfig, value_at
+from hpcddp.measure.bench import Bench, build_bench
+from hpcddp.measure.blocks import Block, CellRecord
+from hpcddp.measure.cells import Cell, Setting, config_of_setting
+from hpcddp.measure.comparison import base_of, row_of, with_speedups
+from hpcddp.measure.document import compare_document, not_measured
+from hpcddp.measure.verdict import Circumstances, verdict_of_sweep
+from hpcddp.run_dir import RunDir
+from hpcddp.train.device import choose_device, make_deterministic
+from hpcddp.train.process_group import open_ranks
+
+_WARM_UP_STEPS = 3
+
+_log = logging.getLogger(__name__)
+
+
+def sweep_here(
+    config: RunConfig, settings: Sequence[Setting], layout: ProcessLayout, rounds: int, steps: int
+) -> dict[str, Any] | None:
+    """Measure every setting; the document in the main process, None in the others. Collective."""
+    device = choose_device(config.train.device, layout)
+    if config.train.deterministic:
+        make_deterministic()
+    ranks = open_ranks(layout, device, config.train.rendezvous_timeout_s)
+    with tempfile.TemporaryDirectory(prefix="hpcddp-") as folder:
+        benches = []
+        for index, setting in enumerate(settings):
+            run_dir = RunDir(Path(folder) / str(index))
+            run_dir.path.mkdir()
+            run = config_of_setting(setting, config)
+            benches.append(build_bench(run, layout, run_dir, device, ranks))
+            benches[-1].take(_WARM_UP_STEPS, discard=0)
+        records = _Gatherer(layout).measure(benches, rounds, steps)
+    ranks.close()
+    return _document(config, settings, records, layout, device) if layout.is_main else None
+
+
+class _Gatherer:
+    """Visits the benches of all processes together and collects what they say."""
+
+    def __init__(self, layout: ProcessLayout) -> None:
+        self._layout = layout
+        self._group = dist.new_group(backend="gloo")  # beside the network that is measured
+
+    def measure(self, benches: Sequence[Bench], rounds: int, steps: int) -> list[CellRecord]:
+        records = [CellRecord() for _ in benches]
+        for number in range(rounds):
+            pairs = list(zip(benches, records, strict=True))
+            for bench, record in reversed(pairs) if number % 2 else pairs:
+                record.visits.append(self._gather(bench.take(steps)))
+                alone = bench.take(steps, discard=2, sync=False)
+                record.without_sync.append(self._gather(alone))
+                bench.take(1, discard=1)
+            if self._layout.is_main:
+                _log.info("round %d of %d", number + 1, rounds)
+        return records
+
+    def _gather(self, block: Block) -> list[Block]:
+        """The blocks of all processes; in the main process only."""
+        blocks = [None] * self._layout.world_size if self._layout.is_main else None
+        dist.gather_object(block, blocks, dst=0, group=self._group)
+        return blocks or []
+
+
+def _document(
+    config: RunConfig,
+    settings: Sequence[Setting],
+    records: Sequence[CellRecord],
+    layout: ProcessLayout,
+    device: torch.device,
+) -> dict[str, Any]:
+    cells = [Cell("ddp", layout.world_size, setting) for setting in settings]
+    rows = [
+        row_of(cell, record, config.train.global_batch)
+        for cell, record in zip(cells, records, strict=True)
+    ]
+    base = base_of(rows, {key: value_at(config, key) for key in settings[0]})
+    rows = with_speedups(rows, base, is_weak=False)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    [base] = [row for row in rows if row["setting"] == base["setting"]]
+    return compare_document(
+        config,
+        rows,
+        verdict_of_sweep(rows, base, Circumstances(backend)),
+        backend=backend,
+        is_strong=True,
+        fitted={},
+        missing=not_measured(cells, cells, rows, has_gpus=backend == "nccl"),
+        cpus=len(os.sched_getaffinity(0)),
+        hosts=layout.hosts,
+    )

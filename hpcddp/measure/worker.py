@@ -1,0 +1,91 @@
+"""One process of a group: builds a session and takes steps when it is told to.
+
+Comes from a fork server that has torch loaded, so that one more costs little. Knows no other group.
+"""
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NoReturn
+
+from hpcddp.cluster.devices import DEVICE_VARIABLE
+from hpcddp.cluster.layout import layout_from_environ
+from hpcddp.cluster.network import settle_network
+from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED
+from hpcddp.config.schema import RunConfig
+from hpcddp.errors import HpcddpError
+from hpcddp.run_dir import RunDir
+
+READY = "ready"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerTask:
+    """What a process is given: its run, its place in the job, its CPUs and its files."""
+
+    config: RunConfig
+    environ: Mapping[str, str]
+    cpus: Sequence[int]
+    threads: int  # of one device
+    run_dir: Path
+    log: Path
+
+
+def work(task: WorkerTask, driver: Connection) -> NoReturn:
+    """Say READY, then answer each order with a Block, until nobody is there to give one.
+
+    What goes wrong is sent as text and ends the process.
+    """
+    os.environ.clear()
+    os.environ.update(task.environ)
+    os.sched_setaffinity(0, task.cpus)
+    _write_to(task.log)
+    try:
+        _serve(task, driver)
+        code = EXIT_DONE
+    except BaseException as error:
+        traceback.print_exc()
+        code = EXIT_FAILED
+        driver.send(error.message if isinstance(error, HpcddpError) else repr(error))
+    sys.stderr.flush()
+    os._exit(code)  # the others of the group may be gone: nobody to part from
+
+
+def _write_to(log: Path) -> None:
+    """All that this process prints goes there."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
+
+
+def _serve(task: WorkerTask, driver: Connection) -> None:
+    import torch
+
+    from hpcddp.measure.bench import build_bench
+    from hpcddp.train.device import choose_device, make_deterministic
+    from hpcddp.train.process_group import open_ranks
+
+    torch.set_num_threads(task.threads)
+    train = task.config.train
+    if train.device != "auto":
+        os.environ[DEVICE_VARIABLE] = train.device
+    layout = layout_from_environ(os.environ)
+    os.environ.update(settle_network(layout, os.environ).variables)
+    device = choose_device(train.device, layout)
+    if train.deterministic:
+        make_deterministic()
+    ranks = open_ranks(layout, device, train.rendezvous_timeout_s)
+    bench = build_bench(task.config, layout, RunDir(task.run_dir), device, ranks)
+    driver.send(READY)
+    while True:
+        try:
+            order = driver.recv()
+        except EOFError:
+            return
+        driver.send(bench.take(**order))

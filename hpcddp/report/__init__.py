@@ -1,0 +1,1 @@
+"""Pages from reports that lie in a run directory. Measures nothing and needs no network."""

@@ -1,0 +1,57 @@
+"""The page of `bench allreduce`. Draws nothing itself."""
+
+from hpcddp.report.allreduce import paint_allreduce
+from hpcddp.report.drawing import draw
+from hpcddp.report.page import Drawing, Page
+from hpcddp.report.tables import allreduce_table
+from hpcddp.report.values import Row, bytes_text, number_text, percent_text, time_text
+
+_TITLE = "Time and bandwidth by size"
+
+
+def allreduce_page(document: Row) -> Page:
+    """Figure, table and fitted line of a checked allreduce.json."""
+    largest = document["rows"][-1]
+    speed = number_text(8 * largest["busbw_gb_per_s"])
+    said = f"Points: medians of the slowest process's times, with quartiles. n = {_range(document)}"
+    svg = draw("allreduce", _TITLE, 5.6, lambda figure: paint_allreduce(figure, document))
+    return Page(
+        title=f"All-reduce, {document.get('backend', '?')}",
+        facts=_facts(document),
+        headline=f"{bytes_text(largest['bytes'])}: bus bandwidth {speed} Gbit/s",
+        evidence=_evidence(document),
+        drawings=(Drawing(_TITLE, svg, f"{said} calls; the first of each size do not count."),),
+        tables=(allreduce_table(document),),
+    )
+
+
+def _range(document: Row) -> str:
+    counts = [row["n"] for row in document["rows"] if "n" in row]
+    return f"{min(counts)} to {max(counts)}" if counts else "an unknown number of"
+
+
+def _facts(document: Row) -> tuple[tuple[str, str], ...]:
+    facts = {
+        "processes": document.get("world_size"),
+        "nodes": document.get("nodes"),
+        "hosts": ", ".join(map(str, document.get("hosts") or ())) or None,
+        "device": document.get("device"),
+        **(document.get("versions") or {}),
+        "date": document.get("date"),
+    }
+    return tuple((name, str(value)) for name, value in facts.items() if value is not None)
+
+
+def _evidence(document: Row) -> tuple[str, ...]:
+    checked = "Every sum was checked, bit by bit."
+    fit = document.get("fit")
+    if not fit:
+        return (checked, "Time does not grow with size in this range: no line fits.")
+    return (
+        checked,
+        f"Line through all sizes: latency {time_text(fit['alpha_s'])}, bus bandwidth "
+        f"{number_text(8 * fit['bus_gb_per_s'])} Gbit/s; it misses a size by up to "
+        f"{percent_text(fit['worst_relative_miss'])}.",
+        "Bus bandwidth is size / time x 2(n-1)/n: what each of n processes sends, to be held "
+        "against the speed of a link.",
+    )

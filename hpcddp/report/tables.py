@@ -1,0 +1,141 @@
+"""The tables of a page: headers and cells as text. Knows no HTML."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpcddp.report.values import (
+    Row,
+    bytes_text,
+    many,
+    mode_text,
+    number_text,
+    percent_text,
+    setting_text,
+    shown,
+    time_text,
+)
+
+Cell = Callable[[Row], str]
+_NOTHING = "-"  # where there is nothing that could have been measured
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A caption, a header and rows, all of them text."""
+
+    caption: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def comparison_tables(document: Row) -> list[Table]:
+    """What the figures show and what they do not, in numbers."""
+    rows = document["rows"]
+    swept = any(row.get("setting") for row in rows)
+    who: dict[str, Cell] = {"mode": lambda row: mode_text(row, document)}
+    who["devices"] = lambda row: str(row["devices"])
+    if swept:
+        who["setting"] = lambda row: setting_text(row) or "as configured"
+    tables = [
+        _table(caption, rows, who | columns | _COUNTS) for caption, columns in _COLUMNS.items()
+    ]
+    return [*tables, *_serial_fractions(document)]
+
+
+def allreduce_table(document: Row) -> Table:
+    """Every size that was measured."""
+    return _table("By size", document["rows"], _ALLREDUCE | _COUNTS)
+
+
+def _table(caption: str, rows: Sequence[Row], columns: dict[str, Cell]) -> Table:
+    cells = tuple(tuple(column(row) for column in columns.values()) for row in rows)
+    return Table(caption, tuple(columns), cells)
+
+
+def _value(key: str, text: Callable[[Any], str]) -> Cell:
+    return lambda row: shown(row.get(key), text)
+
+
+def _serial_fractions(document: Row) -> list[Table]:
+    """Amdahl's law for one amount of work, Gustafson's for work that grows with the devices."""
+    tables = []
+    for key, law in (("amdahl", "Amdahl's law"), ("gustafson", "Gustafson's law")):
+        fits = document.get(key) or {}
+        rows = tuple(
+            (
+                mode_text({"mode": mode}, document),
+                shown(fit.get("serial_fraction"), percent_text),
+                shown(fit.get("residual"), number_text),
+            )
+            for mode, fit in fits.items()
+        )
+        if rows:
+            header = ("mode", "serial fraction", "residual of the speed-ups")
+            tables.append(Table(f"Part of the work that does not scale ({law})", header, rows))
+    return tables
+
+
+def _value_if(applies: Callable[[Row], bool], key: str, text: Callable[[Any], str]) -> Cell:
+    cell = _value(key, text)
+    return lambda row: cell(row) if applies(row) else _NOTHING
+
+
+def _is_ddp(row: Row) -> bool:
+    return row.get("mode") == "ddp"
+
+
+def _has_several(row: Row) -> bool:
+    return row["devices"] > 1
+
+
+def _is_scaling(row: Row) -> bool:
+    return not row.get("setting")
+
+
+def _reduced(row: Row) -> str:
+    """What DDP reduced; nobody counts what DataParallel copies between its devices."""
+    number = row.get("comm_bytes_per_step")
+    is_unknown = row.get("mode") == "dp" and not number
+    return shown(None if is_unknown else number, bytes_text)
+
+
+_COUNTS: dict[str, Cell] = {
+    "n": _value("n", str),
+    "discarded": _value("discarded", str),
+}
+_COLUMNS: dict[str, dict[str, Cell]] = {
+    "Speed": {
+        "step, median": _value("step_s_median", time_text),
+        "95 % of steps below": _value("step_s_p95", time_text),
+        "interquartile range": _value("step_s_iqr", time_text),
+        "images/s": _value("images_per_s", number_text),
+        "speed-up": _value("speedup", number_text),
+        "efficiency": _value_if(_is_scaling, "efficiency", percent_text),
+        "Karp-Flatt": _value_if(
+            lambda row: _is_scaling(row) and _has_several(row), "karp_flatt", percent_text
+        ),
+    },
+    "Communication": {
+        "bytes per step": _reduced,
+        "buckets": _value_if(_is_ddp, "buckets", lambda buckets: str(len(buckets))),
+        "share of the step": _value("comm_fraction", percent_text),
+        "exposed": _value("exposed_comm_fraction", percent_text),
+        "exposed, by leaving it out": _value_if(_is_ddp, "no_sync_exposed_fraction", percent_text),
+    },
+    "Use of the machine": {
+        "memory per device": _value("memory_bytes_per_device", many(bytes_text)),
+        "first device / others": _value_if(_has_several, "memory_imbalance", number_text),
+        "resident memory per process": _value("resident_bytes_per_process", many(bytes_text)),
+        "CPU time per step and process": _value("cpu_s_per_step_per_process", many(time_text)),
+        "use of the GPUs": _value("gpu_utilisation", many(percent_text)),
+    },
+}
+_ALLREDUCE: dict[str, Cell] = {
+    "size": _value("bytes", bytes_text),
+    "median": _value("seconds", time_text),
+    "first quartile": _value("seconds_quartile_1", time_text),
+    "third quartile": _value("seconds_quartile_3", time_text),
+    "algorithm bandwidth, GB/s": _value("algbw_gb_per_s", number_text),
+    "bus bandwidth, GB/s": _value("busbw_gb_per_s", number_text),
+}

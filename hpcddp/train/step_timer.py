@@ -1,0 +1,222 @@
+"""What a step consists of, on the clock of the device that does the work. Knows no loop.
+
+Every moment of a step belongs to one phase, so the phases add up to the step. On a GPU the moments
+are events in its stream: the host neither waits for them nor reads them before the step is over.
+"""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any, Protocol
+
+from torch.nn.parallel import DistributedDataParallel
+
+from hpcddp.train.buckets import BucketMarks, BucketTimes, covered_s, exposed_s, times_of, watch
+from hpcddp.train.clock import Clock
+
+# They add up to the step. Reductions that run beside backward are not among them; what of them
+# outlasts it is.
+PHASES = (
+    "data_wait_s",
+    "host_to_device_s",
+    "forward_s",
+    "backward_s",
+    "exposed_comm_s",
+    "optimizer_s",
+    "other_s",
+)
+# What DataParallel spends between replicas; nothing hides it, so it is exposed as a whole.
+DP_PARTS = ("broadcast_s", "scatter_s", "gather_s", "reduce_s")
+_NOTHING: AbstractContextManager[None] = nullcontext()
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """One step. `phases` holds PHASES, `comm_s`, and with DataParallel its parts.
+
+    Buckets, in the order in which they were ready, and `backward_s` are those of the step's last
+    backward pass, the only one that reduces; `phases` adds up all passes.
+    """
+
+    step_s: float
+    phases: dict[str, float]
+    buckets: list[BucketTimes]
+    backward_s: float  # of the last pass, without the reductions that outlasted it
+
+    @property
+    def comm_bytes(self) -> int:
+        """Bytes of gradients that this step reduced; 0 but for DDP."""
+        return sum(bucket.bytes for bucket in self.buckets)
+
+    @property
+    def overlap_ratio(self) -> float | None:
+        """Share of the time of reductions that backward hid; None without reductions."""
+        comm_s = self.phases["comm_s"]
+        return 1 - self.phases["exposed_comm_s"] / comm_s if comm_s else None
+
+
+class Timer(Protocol):
+    """What the loop, the feed and the replicas tell; each is a context around the work."""
+
+    def step(self) -> AbstractContextManager[None]: ...
+    def data_wait(self) -> AbstractContextManager[None]: ...
+    def host_to_device(self) -> AbstractContextManager[None]: ...
+    def forward(self) -> AbstractContextManager[None]: ...
+    def backward(self) -> AbstractContextManager[None]: ...
+    def optimizer(self) -> AbstractContextManager[None]: ...
+
+    def part(self, name: str) -> AbstractContextManager[None]:
+        """One of DP_PARTS, inside forward or backward."""
+
+    def watch(self, ddp: DistributedDataParallel) -> None:
+        """Note the buckets of `ddp`. Before its first pass; once."""
+
+    def report(self, planned_bytes: int) -> dict[str, Any]:
+        """What a record says of the steps since the last: `comm_bytes_per_step`, and `phases`."""
+
+
+class NoTimer:
+    """Measures nothing and costs nothing."""
+
+    def step(self) -> AbstractContextManager[None]:
+        return _NOTHING
+
+    data_wait = host_to_device = forward = backward = optimizer = step
+
+    def part(self, name: str) -> AbstractContextManager[None]:
+        return _NOTHING
+
+    def watch(self, ddp: DistributedDataParallel) -> None:
+        pass
+
+    def report(self, planned_bytes: int) -> dict[str, Any]:
+        return {"comm_bytes_per_step": planned_bytes}
+
+
+@dataclass(slots=True)
+class _Marks:
+    """The moments of one step; a phase lasts until the next mark."""
+
+    phases: list[tuple[str, Any]] = field(default_factory=list)
+    buckets: list[BucketMarks] = field(default_factory=list)
+
+
+class StepTimer:
+    """Notes when each phase of a step begins; `take` works out how long it was."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._phase = "other_s"
+        self._marks = _Marks()
+        self._done: list[_Marks] = []
+        self._contexts = {name: _Phase(self.enter, name) for name in (*PHASES, *DP_PARTS)}
+        self._step = _Step(self)
+
+    def step(self) -> AbstractContextManager[None]:
+        return self._step
+
+    def data_wait(self) -> AbstractContextManager[None]:
+        return self._contexts["data_wait_s"]
+
+    def host_to_device(self) -> AbstractContextManager[None]:
+        return self._contexts["host_to_device_s"]
+
+    def forward(self) -> AbstractContextManager[None]:
+        return self._contexts["forward_s"]
+
+    def backward(self) -> AbstractContextManager[None]:
+        return self._contexts["backward_s"]
+
+    def optimizer(self) -> AbstractContextManager[None]:
+        return self._contexts["optimizer_s"]
+
+    def part(self, name: str) -> AbstractContextManager[None]:
+        return self._contexts[name]
+
+    def watch(self, ddp: DistributedDataParallel) -> None:
+        watch(ddp, self._clock, self._note_bucket)
+
+    def _note_bucket(self, bucket: BucketMarks) -> None:
+        self._marks.buckets.append(bucket)
+
+    def enter(self, phase: str) -> str:
+        """`phase` begins now; the one that it ends."""
+        before, self._phase = self._phase, phase
+        self._marks.phases.append((phase, self._clock.now()))
+        return before
+
+    def begin_step(self) -> None:
+        self._marks = _Marks()
+        self.enter("other_s")
+
+    def end_step(self) -> None:
+        self.enter("other_s")
+        self._done.append(self._marks)
+        self._marks = _Marks()  # takes what is noted before the next step, and is dropped
+
+    def take(self) -> list[StepTimes]:
+        """The steps since this was last asked; waits until the device has done the last one."""
+        done, self._done = self._done, []
+        if done:
+            self._clock.wait_for(done[-1].phases[-1][1])
+        return [_times(marks, self._clock) for marks in done]
+
+    def report(self, planned_bytes: int) -> dict[str, Any]:
+        """Means, so that the phases still add up; bytes as reduced, or as planned without DDP."""
+        times = self.take()
+        reduced = times[-1].comm_bytes if times and times[-1].buckets else planned_bytes
+        return {"comm_bytes_per_step": reduced, "phases": mean_phases(times)}
+
+
+class _Phase:
+    """`with` this, and the time inside belongs to the phase, afterwards to the one before."""
+
+    def __init__(self, enter: Callable[[str], str], name: str) -> None:
+        self._enter, self._name, self._before = enter, name, "other_s"
+
+    def __enter__(self) -> None:
+        self._before = self._enter(self._name)
+
+    def __exit__(self, *error: object) -> None:
+        self._enter(self._before)
+
+
+class _Step:
+    """`with` this, and what is inside is one step; a step that raises is none."""
+
+    def __init__(self, timer: StepTimer) -> None:
+        self._timer = timer
+
+    def __enter__(self) -> None:
+        self._timer.begin_step()
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        if kind is None:
+            self._timer.end_step()
+
+
+def mean_phases(times: Sequence[StepTimes]) -> dict[str, float]:
+    """Mean seconds of each phase."""
+    names = times[0].phases if times else ()
+    return {name: round(fmean(one.phases[name] for one in times), 6) for name in names}
+
+
+def _times(marks: _Marks, clock: Clock) -> StepTimes:
+    spent: dict[str, float] = defaultdict(float, dict.fromkeys(PHASES, 0.0))
+    backward_s, backward_begin = 0.0, None
+    for (phase, begin), (_, end) in itertools.pairwise(marks.phases):
+        seconds = clock.seconds(begin, end)
+        spent[phase] += seconds
+        if phase == "backward_s":
+            backward_s, backward_begin = seconds, begin
+    buckets = times_of(marks.buckets, backward_begin, clock)
+    exposed = exposed_s(buckets)
+    dp_s = sum(spent.get(part, 0.0) for part in DP_PARTS)
+    spent["backward_s"] -= exposed
+    spent["exposed_comm_s"] = exposed + dp_s
+    spent["comm_s"] = covered_s(buckets) + dp_s
+    step_s = clock.seconds(marks.phases[0][1], marks.phases[-1][1])
+    return StepTimes(step_s, dict(spent), buckets, backward_s - exposed)

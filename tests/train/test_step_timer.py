@@ -1,0 +1,141 @@
+"""What a step consists of adds up, on a clock that the test moves and on the real one."""
+
+import pytest
+from train_ranks import small_config, train_on
+
+from hpcddp.run_dir import RunDir, read_json_lines
+from hpcddp.train.step_timer import PHASES, NoTimer, StepTimer
+
+
+class HandClock:
+    """Stands still until the test moves it."""
+
+    lanes = 1
+
+    def __init__(self):
+        self.at = 0.0
+        self.waited_for = []
+
+    def now(self):
+        return self.at
+
+    def wait_for(self, moment):
+        self.waited_for.append(moment)
+
+    def seconds(self, begin, end):
+        return end - begin
+
+
+@pytest.fixture
+def clock():
+    return HandClock()
+
+
+def spend(clock, context, seconds):
+    with context:
+        clock.at += seconds
+
+
+def one_step(timer, clock, passes=1):
+    with timer.step():
+        for _ in range(passes):
+            spend(clock, timer.data_wait(), 1)
+            spend(clock, timer.host_to_device(), 2)
+            spend(clock, timer.forward(), 4)
+            clock.at += 0.5
+            spend(clock, timer.backward(), 8)
+        spend(clock, timer.optimizer(), 16)
+        clock.at += 32
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+def test_each_moment_of_a_step_belongs_to_one_phase(clock, passes):
+    timer = StepTimer(clock)
+    one_step(timer, clock, passes)
+    [times] = timer.take()
+    assert times.phases == {
+        "data_wait_s": 1 * passes,
+        "host_to_device_s": 2 * passes,
+        "forward_s": 4 * passes,
+        "backward_s": 8 * passes,
+        "exposed_comm_s": 0,
+        "optimizer_s": 16,
+        "other_s": 32 + 0.5 * passes,
+        "comm_s": 0,
+    }
+    assert times.step_s == sum(times.phases[name] for name in PHASES)
+    assert (times.backward_s, times.buckets, times.overlap_ratio) == (8, [], None)
+
+
+def test_parts_inside_forward_and_backward_are_taken_out_of_them(clock):
+    timer = StepTimer(clock)
+    with timer.step():
+        with timer.forward():
+            spend(clock, timer.part("broadcast_s"), 1)
+            clock.at += 2
+            spend(clock, timer.part("gather_s"), 4)
+        with timer.backward():
+            clock.at += 8
+            spend(clock, timer.part("reduce_s"), 16)
+            clock.at += 32
+    [times] = timer.take()
+    phases = times.phases
+    assert (phases["forward_s"], phases["backward_s"]) == (2, 40)
+    assert phases["comm_s"] == phases["exposed_comm_s"] == 21
+    assert [phases[f"{part}_s"] for part in ("broadcast", "gather", "reduce")] == [1, 4, 16]
+    assert times.step_s == sum(phases[name] for name in PHASES)
+
+
+def test_what_is_no_part_of_a_step_is_not_counted(clock):
+    timer = StepTimer(clock)
+    spend(clock, timer.forward(), 100)  # warm-up
+    one_step(timer, clock)
+    spend(clock, timer.forward(), 100)
+    clock.at += 100  # evaluation
+    one_step(timer, clock)
+    with pytest.raises(ValueError, match="broken"), timer.step(), timer.forward():
+        raise ValueError("broken")
+    assert [times.step_s for times in timer.take()] == [63.5, 63.5]
+    assert timer.take() == []
+
+
+def test_the_device_is_waited_for_only_when_times_are_asked_for(clock):
+    timer = StepTimer(clock)
+    for _ in range(2):
+        one_step(timer, clock)
+    assert clock.waited_for == []
+    timer.take()
+    assert clock.waited_for == [2 * 63.5]
+
+
+def test_a_record_has_the_means_which_still_add_up(clock):
+    timer = StepTimer(clock)
+    one_step(timer, clock, 1)
+    one_step(timer, clock, 3)
+    record = timer.report(planned_bytes=77)
+    assert record["comm_bytes_per_step"] == 77
+    assert record["phases"]["forward_s"] == 8
+    assert sum(record["phases"][name] for name in PHASES) == (63.5 + 94.5) / 2
+    assert timer.report(77)["phases"] == {}
+
+
+def test_without_the_timer_a_record_has_the_planned_bytes_alone():
+    timer = NoTimer()
+    with timer.step(), timer.forward(), timer.part("reduce_s"):
+        pass
+    assert timer.report(77) == {"comm_bytes_per_step": 77}
+
+
+@pytest.mark.parametrize("mode", ["single", "dp", "ddp"])
+def test_records_of_a_run_say_what_its_steps_consisted_of(mode, tmp_path):
+    words = ("train.time_steps=true", "log.every_steps=2", f"train.replicas={mode}")
+    assert set(train_on(1 + (mode == "ddp"), tmp_path, small_config(*words))) == {0}
+    records = [one for one in read_json_lines(RunDir(tmp_path).metrics) if "loss" in one]
+    for record in records:
+        phases = record["phases"]
+        spent = sum(phases[name] for name in PHASES)
+        assert spent == pytest.approx(record["step_s"], rel=0.1)
+        assert phases["data_wait_s"] == pytest.approx(record["data_wait_s"], rel=0.5, abs=1e-3)
+        assert (phases["comm_s"] > 0) == (mode == "ddp")
+        assert 0 <= phases["exposed_comm_s"] <= phases["comm_s"] + 2e-6
+        assert min(phases["forward_s"], phases["backward_s"], phases["optimizer_s"]) > 0
