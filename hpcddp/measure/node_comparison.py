@@ -130,6 +130,6 @@ def _visit_all(
             record.visits.append(group.take(wanted.steps))
         record.utilisation.append(use)
         if group.cell.processes > 1:
-            # Two to begin with: in the first, buffers are still sent out.
-            record.without_sync.append(group.take(wanted.steps, discard=2, sync=False))
-            group.take(1, discard=1)
+            # The first without exchange still sends out buffers, and the first of the next round
+            # does not: neither counts.
+            record.without_sync.append(group.take(wanted.steps, sync=False))
