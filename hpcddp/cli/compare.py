@@ -136,7 +136,18 @@ def _check(request: ResolvedRequest, typed: dict[str, Any]) -> None:
     if typed["sweeps"]:
         check_swept(typed["sweeps"], config, world_size(config, request.profile))
     else:
-        check_wanted(_wanted(typed, config), config)
+        wanted = _wanted(typed, config)
+        check_wanted(wanted, config)
+        _check_gpus(max(wanted.devices), request)
+
+
+def _check_gpus(most: int, request: ResolvedRequest) -> None:
+    gpus = request.config.resources.gpus_per_node
+    if request.profile.has_gpus and gpus is not None and gpus < most:
+        raise HpcddpError(
+            f"{most} devices are to be compared, and the job asks for {gpus} GPUs. Use "
+            f"--gpus-per-node {most}, or fewer --devices."
+        )
 
 
 def _measure(layout: ProcessLayout, run: RunDir, typed: dict[str, Any], as_json: bool) -> None:

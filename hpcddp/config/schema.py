@@ -96,7 +96,7 @@ class OptimConfig:
 class DdpConfig:
     """Options of DistributedDataParallel."""
 
-    bucket_cap_mib: int = 25  # torch's argument says mb and means 2^20
+    bucket_cap_mib: int = 25  # 25 as torch does by itself: the first of 1 MiB; else all alike
     static_graph: bool = True
 
 

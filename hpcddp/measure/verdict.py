@@ -165,7 +165,8 @@ def _judged(
     if where.cpus_are_shared:
         doubts.append("several devices had to share a CPU: these times do not say how modes scale")
     if rounds < _FEW_ROUNDS:
-        doubts.append(f"only {rounds} rounds: chance cannot be told from a difference")
+        counted = f"{rounds} round{'s' if rounds > 1 else ''}"
+        doubts.append(f"only {counted}: chance cannot be told from a difference")
     control = _control(rows)
     if control is not None and abs(control.value - 1) > max(SMALLEST, abs(ratio.value - 1)):
         doubts.append("what is the same computation on one device differs by more than the modes")

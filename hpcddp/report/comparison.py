@@ -92,8 +92,8 @@ def _throughput(rows: Sequence[Row], document: Row) -> Drawing:
 
 def _sweep(rows: Sequence[Row]) -> Drawing:
     said = (
-        "Most communication runs beside the backward pass and costs nothing; only what is exposed "
-        f"makes the step longer. Medians; {_SPREAD}. {counts_text(rows)}."
+        "Communication beside the backward pass costs nothing; only what is exposed makes the step "
+        f"longer. Medians; {_SPREAD}. {counts_text(rows)}."
     )
     return _drawing("sweep", "Step and communication by setting", 4.4, said,
                     lambda figure: paint_sweep(figure, rows))  # fmt: skip
@@ -137,13 +137,10 @@ def _timelines(rows: Sequence[Row], document: Row) -> list[Drawing]:
 
 def _timeline(number: int, row: Row, document: Row) -> Drawing:
     reduced, late_s = sum(bucket["bytes"] for bucket in row["buckets"]), exposed_s(row)
+    ends = f"the last one ends {time_text(late_s)} after backward" if late_s else "all hidden"
     said = (
-        f"One step, not a median (n = 1). A black tick is when a bucket's gradients were ready. "
-        f"{bytes_text(reduced)} in {len(row['buckets'])} buckets; the last one ends "
-        f"{time_text(late_s)} after backward."
-        if late_s
-        else f"One step, not a median (n = 1). A black tick is when a bucket's gradients were "
-        f"ready. {bytes_text(reduced)} in {len(row['buckets'])} buckets, all of them hidden."
+        "One step, not a median (n = 1). A black tick is when a bucket's gradients were ready. "
+        f"{bytes_text(reduced)} in {len(row['buckets'])} buckets; {ends}."
     )
     title = f"Buckets of one step: {place_text(row, document)}"
     height_in = 1.4 + 0.26 * len(row["buckets"])

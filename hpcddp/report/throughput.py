@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from hpcddp.report.drawing import GREY, MODE_COLOURS, MODE_MARKERS
+from hpcddp.report.drawing import GREY, MODE_COLOURS, MODE_MARKERS, wrapped
 from hpcddp.report.values import Row, mode_text
 
 
@@ -19,7 +19,7 @@ def paint_throughput(figure: Figure, rows: Sequence[Row], document: Row) -> None
             [row["devices"] for row in own],
             [row["images_per_s"] for row in own],
             yerr=[_spread(row) for row in own],
-            label=mode_text(own[0], document),
+            label=wrapped(mode_text(own[0], document)),
             color=MODE_COLOURS.get(mode, GREY),
             marker=MODE_MARKERS.get(mode, "D"),
             capsize=3,

@@ -18,6 +18,8 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
+from hpcddp.train.step_timer import Timer
+
 _T = TypeVar("_T")
 
 
@@ -29,9 +31,10 @@ class ThreadedDataParallel(nn.Module):
     there, a forward must have had its backward before the next, and no second derivative exists.
     """
 
-    def __init__(self, module: nn.Module, num_replicas: int) -> None:
+    def __init__(self, module: nn.Module, num_replicas: int, timer: Timer) -> None:
         super().__init__()
         self.module = module
+        self._timer = timer
         # Not registered: their parameters are nobody's, and are overwritten before each pass.
         self._copies = tuple(copy.deepcopy(module) for _ in range(num_replicas - 1))
         # All threads draw from one generator, so replicas that draw (dropout, stochastic depth)
@@ -43,12 +46,22 @@ class ThreadedDataParallel(nn.Module):
 
         Its backward leaves the gradient of the whole batch, as if `module` had seen it alone.
         """
-        chunks = scatter(images_nchw, 1 + len(self._copies))
+        with self._timer.part("scatter_s"):
+            chunks = scatter(images_nchw, 1 + len(self._copies))
         replicas = [self.module, *self._copies[: len(chunks) - 1]]
         if len(chunks) == 1 or not torch.is_grad_enabled():
-            _broadcast(self.module, replicas[1:])
-            return torch.cat(self._apply(replicas, chunks))
+            return self._pass(replicas, chunks)[1]
         return _ReplicatedPass.apply(self, replicas, chunks, *self.module.parameters())
+
+    def _pass(
+        self, replicas: Sequence[nn.Module], chunks: Sequence[torch.Tensor]
+    ) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """What each replica made of its chunk, and all of it on the first."""
+        with self._timer.part("broadcast_s"):
+            _broadcast(self.module, replicas[1:])
+        outputs = self._apply(replicas, chunks)
+        with self._timer.part("gather_s"):
+            return outputs, torch.cat(outputs)
 
     def _apply(
         self, replicas: Sequence[nn.Module], chunks: Sequence[torch.Tensor]
@@ -93,11 +106,10 @@ class _ReplicatedPass(torch.autograd.Function):
         chunks: Sequence[torch.Tensor],
         *parameters: torch.Tensor,
     ) -> torch.Tensor:
-        _broadcast(owner.module, replicas[1:])
         with torch.enable_grad():
-            outputs = owner._apply(replicas, chunks)
-        ctx.outputs, ctx.replicas = outputs, replicas
-        return torch.cat([output.detach() for output in outputs])
+            outputs, logits_nk = owner._pass(replicas, chunks)
+        ctx.outputs, ctx.replicas, ctx.timer = outputs, replicas, owner._timer
+        return logits_nk.detach()
 
     @staticmethod
     @once_differentiable
@@ -112,7 +124,8 @@ class _ReplicatedPass(torch.autograd.Function):
             )
 
         per_replica = _in_threads(run, len(outputs))
-        reduced = iter([_add_up(gradients) for gradients in zip(*per_replica, strict=True)])
+        with ctx.timer.part("reduce_s"):
+            reduced = iter([_add_up(gradients) for gradients in zip(*per_replica, strict=True)])
         needs = [p.requires_grad for p in replicas[0].parameters()]
         return (None, None, None, *(next(reduced) if needed else None for needed in needs))
 

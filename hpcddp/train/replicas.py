@@ -16,10 +16,12 @@ from hpcddp.config.layout import ProcessLayout
 from hpcddp.config.schema import RunConfig
 from hpcddp.errors import ConfigError
 from hpcddp.train.data_parallel import ThreadedDataParallel
+from hpcddp.train.gpu_data_parallel import TimedDataParallel
 from hpcddp.train.step_timer import Timer
 from hpcddp.train.traffic import Traffic, ddp_traffic, dp_traffic
 
 _CPU_REPLICAS = 2
+_TORCHS_CAP_MIB = 25
 
 
 class Replicas(Protocol):
@@ -66,7 +68,9 @@ class DdpReplicas:
         self._ddp = DistributedDataParallel(
             model,
             device_ids=[device] if device.type == "cuda" else None,
-            bucket_cap_mb=bucket_cap_mib,
+            # Only without a number is torch's first bucket a small one, of 1 MiB, which is on its
+            # way while nearly all of backward is still to come. With one it is as large as all.
+            bucket_cap_mb=None if bucket_cap_mib == _TORCHS_CAP_MIB else bucket_cap_mib,
             gradient_as_bucket_view=True,
             static_graph=static_graph,
         )
@@ -90,15 +94,15 @@ class DataParallelReplicas:
     Every backward leaves the whole gradient on the first device, so there is nothing to skip.
     """
 
-    def __init__(self, model: nn.Module, num_devices: int) -> None:
+    def __init__(self, model: nn.Module, num_devices: int, timer: Timer) -> None:
         device = next(model.parameters()).device
         self.module = model
         self._parallel: nn.Module
         if device.type == "cuda":
             indices = [*range(num_devices)]
-            self._parallel = nn.DataParallel(model, device_ids=indices, output_device=device)
+            self._parallel = TimedDataParallel(model, indices, device, timer)
         else:
-            self._parallel = ThreadedDataParallel(model, num_devices)
+            self._parallel = ThreadedDataParallel(model, num_devices, timer)
         self._num_devices = num_devices
 
     def __call__(self, images_nchw: torch.Tensor) -> torch.Tensor:
@@ -150,7 +154,7 @@ def _build_ddp(model: nn.Module, config: RunConfig, timer: Timer) -> Replicas:
 
 def _build_dp(model: nn.Module, config: RunConfig, timer: Timer) -> Replicas:
     device = next(model.parameters()).device
-    return DataParallelReplicas(model, devices_per_process(config, device))
+    return DataParallelReplicas(model, devices_per_process(config, device), timer)
 
 
 _BUILDERS: dict[str, Callable[[nn.Module, RunConfig, Timer], Replicas]] = {

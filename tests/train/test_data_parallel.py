@@ -8,6 +8,7 @@ from train_ranks import small_config
 from hpcddp.errors import ConfigError
 from hpcddp.train.data_parallel import ThreadedDataParallel, scatter
 from hpcddp.train.replicas import DataParallelReplicas, devices_per_process
+from hpcddp.train.step_timer import NoTimer
 
 
 def model(*, norm=True):
@@ -41,7 +42,7 @@ def test_gradients_are_those_of_the_whole_batch_in_one_process(images, replicas)
     alone, parallel = (ready(model(norm=False), images) for _ in range(2))
     labels = torch.arange(12) % 5
     nn.functional.cross_entropy(alone(images), labels).backward()
-    logits = ThreadedDataParallel(parallel, replicas)(images)
+    logits = ThreadedDataParallel(parallel, replicas, NoTimer())(images)
     nn.functional.cross_entropy(logits, labels).backward()
     assert torch.allclose(logits, alone(images), atol=1e-12)
     for one, other in zip(alone.parameters(), parallel.parameters(), strict=True):
@@ -52,14 +53,14 @@ def test_each_chunk_counts_by_its_images_in_the_mean_loss(images):
     """Chunks of 5 and 4 of nine images; a mean of the chunks' means would be another number."""
     made = ready(model(norm=False), images)
     labels = torch.arange(9) % 5
-    loss = nn.functional.cross_entropy(ThreadedDataParallel(made, 2)(images[:9]), labels)
+    loss = nn.functional.cross_entropy(ThreadedDataParallel(made, 2, NoTimer())(images[:9]), labels)
     assert torch.allclose(loss, nn.functional.cross_entropy(made(images[:9]), labels))
 
 
 def test_running_statistics_are_those_of_the_first_replica_alone(images):
     alone, parallel = (ready(model(), images) for _ in range(2))
     alone(images[:4])
-    ThreadedDataParallel(parallel, 3)(images)
+    ThreadedDataParallel(parallel, 3, NoTimer())(images)
     for (name, one), other in zip(alone.named_buffers(), parallel.buffers(), strict=True):
         assert torch.equal(one, other), name
 
@@ -68,12 +69,12 @@ def test_each_replica_normalises_its_own_chunk(images):
     made = ready(model(), images)
     expected = torch.cat([made(part) for part in images.chunk(3)])
     made = ready(model(), images)
-    assert torch.allclose(ThreadedDataParallel(made, 3)(images), expected, atol=1e-12)
+    assert torch.allclose(ThreadedDataParallel(made, 3, NoTimer())(images), expected, atol=1e-12)
 
 
 def test_accumulated_gradients_add_up(images):
     made = ready(model(norm=False), images)
-    parallel = ThreadedDataParallel(made, 2)
+    parallel = ThreadedDataParallel(made, 2, NoTimer())
     for half in images.chunk(2):
         parallel(half).sum().backward()
     twice = [p.grad.clone() for p in made.parameters()]
@@ -86,14 +87,14 @@ def test_accumulated_gradients_add_up(images):
 def test_frozen_parameters_get_no_gradient(images):
     made = ready(model(norm=False), images)
     made[0].weight.requires_grad_(False)
-    ThreadedDataParallel(made, 3)(images).sum().backward()
+    ThreadedDataParallel(made, 3, NoTimer())(images).sum().backward()
     assert made[0].weight.grad is None
     assert made[0].bias.grad is not None
 
 
 def test_an_updated_weight_is_seen_by_all_replicas(images):
     made = ready(model(norm=False), images)
-    parallel = ThreadedDataParallel(made, 3)
+    parallel = ThreadedDataParallel(made, 3, NoTimer())
     parallel(images)
     with torch.no_grad():
         for parameter in made.parameters():
@@ -107,7 +108,7 @@ def test_equal_passes_have_equal_bits_with_dropout_too(images):
     def gradients():
         torch.manual_seed(3)
         made.zero_grad()
-        ThreadedDataParallel(made, 4)(images).sum().backward()
+        ThreadedDataParallel(made, 4, NoTimer())(images).sum().backward()
         return [parameter.grad.clone() for parameter in made.parameters()]
 
     first = gradients()
@@ -127,20 +128,20 @@ def test_an_error_names_the_replica(bad):
     images = torch.zeros(3, 1)
     images[bad] = 5
     with pytest.raises(RuntimeError, match=f"replica {bad} of 3: too large") as caught:
-        ThreadedDataParallel(Fussy(), 3)(images)
+        ThreadedDataParallel(Fussy(), 3, NoTimer())(images)
     assert isinstance(caught.value.__cause__, ValueError)
 
 
 def test_what_the_caller_decides_holds_in_the_threads(images):
     made = ready(model(), images)
-    parallel = ThreadedDataParallel(made, 2)
+    parallel = ThreadedDataParallel(made, 2, NoTimer())
     with torch.no_grad():
         assert not parallel(images).requires_grad
-    single = ThreadedDataParallel(made.float(), 2)
+    single = ThreadedDataParallel(made.float(), 2, NoTimer())
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert single(images.float()).dtype == torch.bfloat16
     made.double().eval()
-    parallel = ThreadedDataParallel(made, 2)
+    parallel = ThreadedDataParallel(made, 2, NoTimer())
     before = [buffer.clone() for buffer in made.buffers()]
     assert torch.equal(parallel(images), torch.cat([made(part) for part in images.chunk(2)]))
     assert all(map(torch.equal, before, made.buffers()))
@@ -159,7 +160,7 @@ class Drawing(nn.Module):
 
 def test_what_draws_without_a_dropout_layer_takes_turns_too():
     made, batch = Drawing(), torch.randn(8, 3)
-    parallel = ThreadedDataParallel(made, 4)
+    parallel = ThreadedDataParallel(made, 4, NoTimer())
 
     def gradient():
         torch.manual_seed(3)
@@ -174,7 +175,7 @@ def test_what_draws_without_a_dropout_layer_takes_turns_too():
 
 
 def test_what_does_not_draw_does_not_wait_for_its_turn(images):
-    parallel = ThreadedDataParallel(ready(model(), images), 2)
+    parallel = ThreadedDataParallel(ready(model(), images), 2, NoTimer())
     parallel(images).sum().backward()
     assert parallel._draws is False
 
@@ -199,7 +200,7 @@ class Noting(nn.Module):
 def test_the_threads_compute_gradients_as_the_caller_does(mode, expected):
     noting = Noting()
     with mode():
-        ThreadedDataParallel(noting, 2)(torch.zeros(4, 3))
+        ThreadedDataParallel(noting, 2, NoTimer())(torch.zeros(4, 3))
     assert noting.seen[0] == expected
 
 
@@ -207,7 +208,7 @@ def test_a_part_that_was_frozen_in_eval_stays_so(images):
     made = ready(model(), images)
     made[1].eval()
     before = [buffer.clone() for buffer in made.buffers()]
-    parallel = ThreadedDataParallel(made, 3)
+    parallel = ThreadedDataParallel(made, 3, NoTimer())
     expected = made(images)
     assert torch.allclose(parallel(images), expected, atol=1e-12)
     assert not made[1].training
@@ -240,7 +241,7 @@ def test_more_gpus_than_there_are_are_refused(monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_on_gpus_it_is_torchs_own():
-    replicas = DataParallelReplicas(nn.Linear(3, 2).cuda(), 2)
+    replicas = DataParallelReplicas(nn.Linear(3, 2).cuda(), 2, NoTimer())
     assert replicas._parallel.device_ids == [0, 1]
     replicas(torch.ones(4, 3).cuda()).sum().backward()
     assert replicas.module.bias.grad.tolist() == [4.0, 4.0]

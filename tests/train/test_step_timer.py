@@ -4,7 +4,7 @@ import pytest
 from train_ranks import small_config, train_on
 
 from hpcddp.run_dir import RunDir, read_json_lines
-from hpcddp.train.step_timer import PHASES, NoTimer, StepTimer
+from hpcddp.train.step_timer import DP_PARTS, PHASES, NoTimer, StepTimer
 
 
 class HandClock:
@@ -136,6 +136,7 @@ def test_records_of_a_run_say_what_its_steps_consisted_of(mode, tmp_path):
         spent = sum(phases[name] for name in PHASES)
         assert spent == pytest.approx(record["step_s"], rel=0.1)
         assert phases["data_wait_s"] == pytest.approx(record["data_wait_s"], rel=0.5, abs=1e-3)
-        assert (phases["comm_s"] > 0) == (mode == "ddp")
+        assert (phases["comm_s"] > 0) == (mode != "single")
+        assert (set(DP_PARTS) <= set(phases)) == (mode == "dp")
         assert 0 <= phases["exposed_comm_s"] <= phases["comm_s"] + 2e-6
         assert min(phases["forward_s"], phases["backward_s"], phases["optimizer_s"]) > 0

@@ -1,0 +1,216 @@
+"""DDP with its buckets watched: the same bits, and the bytes that were really reduced."""
+
+import json
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from test_step import CPU, close_vote, session_of
+from test_step_timer import HandClock
+from torch import nn
+from train_ranks import free_ports, layouts, start
+
+from hpcddp.train.buckets import BucketMarks, BucketTimes, covered_s, exposed_s, times_of
+from hpcddp.train.clock import HostClock
+from hpcddp.train.loop import train_step
+from hpcddp.train.process_group import open_ranks
+from hpcddp.train.replicas import DdpReplicas
+from hpcddp.train.step_timer import NoTimer, StepTimer
+
+RESNET50_BYTES = 102_228_128  # 25,557,032 parameters in fp32
+RESNET50_BUFFERS = {"Float": 53_120, "Long": 53}  # running means and variances; batches seen
+REDUCE, BROADCAST = ("gloo:all_reduce", "0"), ("gloo:broadcast", "0")  # and DDP's group
+ITEM_BYTES = {"Float": 4, "Long": 8}
+
+
+def weights_after_three_steps(watched, passes, port, global_rank, world_size):
+    """In a child: all weights in one row."""
+    store = dist.TCPStore("127.0.0.1", port, world_size, global_rank == 0)
+    dist.init_process_group("gloo", store=store, rank=global_rank, world_size=world_size)
+    torch.manual_seed(0)
+    hidden = nn.Linear(8, 500_000 // 8)  # two buckets of 1 MiB and more
+    model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), hidden, nn.Linear(500_000 // 8, 5))
+    timer = StepTimer(HostClock()) if watched else NoTimer()
+    replicas = DdpReplicas(model, timer, bucket_cap_mib=1, static_graph=True)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    torch.manual_seed(global_rank)
+    replicas(torch.randn(4, 3)).sum().backward()
+    model.zero_grad()
+    for _ in range(3):
+        for micro_step in range(passes):
+            with torch.enable_grad() if micro_step == passes - 1 else replicas.skip_sync():
+                replicas(torch.randn(4, 3)).square().mean().backward()
+        sgd.step()
+        sgd.zero_grad()
+    dist.barrier()
+    return torch.cat([one.detach().flatten() for one in model.parameters()]).numpy().tobytes()
+
+
+@pytest.mark.parametrize(("world_size", "passes"), [(1, 1), (2, 1), (3, 1), (3, 2)])
+def test_watching_the_buckets_changes_no_bit(world_size, passes):
+    ends = []
+    for watched in (False, True):
+        [port] = free_ports(1)
+        calls = [(watched, passes, port, rank, world_size) for rank in range(world_size)]
+        ends.append(start(weights_after_three_steps, calls).results())
+    assert ends[0] == ends[1]
+    assert len(set(ends[0])) == 1
+
+
+def resnet50_steps(run_dir, layout):
+    """In a child: what each of two steps sent, by torch's recorder and by the timer; torch's log.
+
+    A step is two passes, of which the first only accumulates.
+    """
+    os.environ["TORCH_FR_BUFFER_SIZE"] = "1000"
+    ranks = open_ranks(layout, CPU, 60)
+    session = session_of(
+        run_dir,
+        "train.model=resnet50",
+        "data.synthetic_classes=1000",
+        "data.image_size=33",
+        "train.global_batch=8",
+        "train.micro_batch=2",
+        "train.time_steps=true",
+        layout=layout,
+        ranks=ranks,
+    )
+    ddp = session.forward.replicas._ddp
+    ddp._set_ddp_runtime_logging_sample_rate(1)
+    steps = []
+    for step in range(3):  # in the first torch also sends the order of its buckets
+        before = len(collectives())
+        with session.timer.step():
+            train_step(session)
+            close_vote(session)
+        if step:
+            steps.append([said(entry) for entry in collectives()[before:]])
+    times, logged = session.timer.take(), ddp._get_ddp_logging_data()
+    ranks.close()
+    return steps, times[1:], logged, session.traffic
+
+
+def collectives():
+    """What torch's flight recorder has noted of this process."""
+    from torch._C import _distributed_c10d as c10d
+
+    return json.loads(c10d._dump_fr_trace_json())["entries"]
+
+
+def said(entry):
+    """What, in which group, number format and how many numbers."""
+    [[count]], [dtype] = entry["input_sizes"], entry["input_dtypes"]
+    return entry["profiling_name"], entry["process_group"][0], dtype, count
+
+
+@pytest.fixture(scope="module")
+def resnet50(tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("resnet50")
+    return start(resnet50_steps, [(run_dir, layout) for layout in layouts(2)]).results()
+
+
+def test_a_step_of_resnet50_reduces_the_bytes_that_it_says(resnet50):
+    for steps, timed, logged, traffic in resnet50:
+        for sent, times in zip(steps, timed, strict=True):
+            reduced = [count for what, group, _, count in sent if (what, group) == REDUCE]
+            assert [4 * count for count in reduced] == [one.bytes for one in times.buckets]
+            assert len(reduced) == 5
+            assert times.comm_bytes == traffic.comm_bytes == RESNET50_BYTES
+            bucket_sizes = [int(word) for word in logged["rebuilt_bucket_sizes"].split(",")]
+            assert bucket_sizes == [one.bytes for one in times.buckets]
+
+
+def test_a_step_of_resnet50_broadcasts_its_buffers_once_in_two_messages(resnet50):
+    for steps, _, _, traffic in resnet50:
+        for sent in steps:
+            buffers = [one[2:] for one in sent if one[:2] == BROADCAST]
+            assert dict(buffers) == RESNET50_BUFFERS
+            assert len(buffers) == traffic.buffer_broadcasts == 2
+            assert sum(ITEM_BYTES[d] * n for d, n in buffers) == traffic.buffer_bytes == 212_904
+
+
+def test_passes_that_only_accumulate_move_nothing_but_buffers(resnet50):
+    """Two passes each: the counts of one; the rest of what was sent is the vote's one word."""
+    for steps, *_ in resnet50:
+        for sent in steps:
+            others = [one for one in sent if one[:2] not in (REDUCE, BROADCAST)]
+            assert len(sent) == 5 + 2 + 1
+            assert [(dtype, count) for *_, dtype, count in others] == [("Int", 2)]
+
+
+def test_torchs_own_log_has_reductions_of_the_same_length(resnet50):
+    """It counts from the first begin to the last end, and writes it down when the next begins."""
+    for _, (before, _), logged, _ in resnet50:
+        buckets = before.buckets
+        span_s = buckets[-1].end_s - buckets[0].start_s
+        assert span_s == pytest.approx(logged["backward_comm_time"] / 1e9, rel=0.1, abs=0.02)
+
+
+def test_reductions_of_a_real_step_are_in_order_and_hidden_where_backward_goes_on(resnet50):
+    for _, timed, *_ in resnet50:
+        for times in timed:
+            for one, after in zip(times.buckets, times.buckets[1:], strict=False):
+                assert 0 < one.ready_s <= one.start_s <= one.end_s
+                assert one.ready_s < after.ready_s
+            assert [one.index for one in times.buckets] == [0, 1, 2, 3, 4]
+            assert times.buckets[0].start_s < times.backward_s
+            assert times.phases["exposed_comm_s"] < times.phases["comm_s"]
+            assert 0 < times.overlap_ratio < 1
+            ends_s = times.backward_s + times.phases["exposed_comm_s"]
+            assert max(one.end_s for one in times.buckets) <= ends_s
+            assert times.backward_s < times.phases["backward_s"]  # that of both passes
+
+
+def bucket(start_s, end_s, ready_s=None):
+    return BucketTimes(0, 1, start_s if ready_s is None else ready_s, start_s, end_s)
+
+
+@pytest.mark.parametrize(
+    ("lanes", "expected"),
+    [(1, [(1, 4), (4, 6), (6, 7)]), (2, [(1, 4), (2, 6), (4, 7)]), (3, [(1, 4), (2, 6), (3, 7)])],
+)
+def test_a_reduction_begins_when_its_bucket_is_ready_and_the_backend_free(lanes, expected):
+    clock = HandClock()
+    clock.lanes = lanes
+    marks = [BucketMarks(i, 8, 10 + at, 10 + end) for i, (at, end) in enumerate(READY_AND_END)]
+    times = times_of(marks, 10, clock)
+    assert [(one.start_s, one.end_s) for one in times] == expected
+    assert [one.ready_s for one in times] == [1, 2, 3]
+
+
+READY_AND_END = [(1, 4), (2, 6), (3, 7)]
+
+
+@pytest.mark.parametrize(
+    ("spans", "covered", "exposed"),
+    [
+        ([], 0, 0),
+        ([(1, 3)], 2, 2),
+        ([(1, 3), (2, 5)], 4, 3),  # they overlap
+        ([(1, 3), (4, 5)], 3, 1),  # a pause in between
+        ([(1, 9), (2, 5)], 8, 7),  # the first ends last
+    ],
+)
+def test_time_is_counted_once_and_exposed_after_the_last_gradient(spans, covered, exposed):
+    buckets = [bucket(*span) for span in spans]
+    assert (covered_s(buckets), exposed_s(buckets)) == (covered, exposed)
+
+
+@given(
+    st.integers(1, 3),
+    st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), min_size=1, max_size=6),
+)
+def test_what_is_exposed_is_part_of_what_is_covered(lanes, gaps):
+    """Whatever the buckets, as far as they are reduced in order and without idle lanes."""
+    clock, marks, ready, free = HandClock(), [], 0, [0] * lanes
+    clock.lanes = lanes
+    for index, (gap, lasts) in enumerate(gaps):
+        ready += gap
+        lane = free.index(min(free))
+        free[lane] = max(ready, free[lane]) + lasts
+        marks.append(BucketMarks(index, 1, ready, free[lane]))
+    buckets = times_of(marks, 0, clock)
+    assert 0 <= exposed_s(buckets) <= covered_s(buckets) <= max(one.end_s for one in buckets)
