@@ -76,7 +76,19 @@ def test_the_login_node_reaches_training_only_inside_functions(path):
 
 @pytest.mark.parametrize(
     "verb",
-    ["submit", "render", "status", "logs", "cancel", "wait", "env", "cluster", "bench", "doctor"],
+    [
+        "submit",
+        "render",
+        "status",
+        "logs",
+        "cancel",
+        "wait",
+        "env",
+        "cluster",
+        "bench",
+        "doctor",
+        "report",
+    ],
 )
 def test_verbs_of_the_login_node_do_not_load_torch(verb):
     probe = (

@@ -32,6 +32,7 @@ from hpcddp.run_dir import RunDir, runs_root
 
 _REPORT = "doctor"
 _TAIL_BYTES = 20_000
+_SHORT_TIME = "00:10:00"
 
 
 @click.command()
@@ -56,6 +57,7 @@ def command(
     findings = list(examine_login(facts))
     document: dict[str, Any] = {}
     if typed["nodes"] and not _is_hopeless(findings):
+        typed["time"] = typed["time"] or facts["profile"]["time_min"] or _SHORT_TIME
         document = _document_of_job(context, typed, follows=follows, as_json=as_json)
         job = from_document(document)
         findings = [*settle_by_job(findings, job), *job]
@@ -120,8 +122,7 @@ def _examine_here(
 
         config = read_config(run_dir) if run_dir else _config(context, typed)
         folder = run_dir.path if run_dir else existing_part(runs_root(os.environ))
-        root = Path(config.data.root) if config.data.root else None
-        document = examine(layout, os.environ, folder, root, _expected_busbw(config))
+        document = examine(layout, os.environ, folder, config, _expected_busbw(config))
         if layout.is_main:
             _leave(document, run_dir, as_json=as_json)
         failed = has_failed(from_document(document))

@@ -32,7 +32,7 @@ def draw_report(run_dir: RunDir, name: str, document: dict[str, Any]) -> Path:
     try:
         from hpcddp.report.pages import write_page
     except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
+        if str(error.name).partition(".")[0] != "matplotlib":
             raise
         raise HpcddpError(
             "Figures need matplotlib, which is not installed. Type `pip install -e '.[report]'`, "

@@ -1,8 +1,12 @@
 """What it means when the job of the doctor itself ends without a report. Reads nothing."""
 
-from hpcddp.doctor.findings import Finding, fail, finding
+from collections.abc import Sequence
+
+from hpcddp.doctor.findings import Finding, Verdict, fail, finding
+from hpcddp.doctor.login_checks import RUNS_SHARED
 
 _NO_FILE = ("No such file or directory", "did not appear within")
+_NO_LOG = "could not connect IO"  # what srun says of a task whose log its node cannot open
 _LONGEST = 300
 
 
@@ -11,18 +15,20 @@ def examine_end(host: str, runs: str, reason: str, log: str, look: str) -> Findi
     the folder of the runs, and the command that shows more.
     """
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    missing = next((line for line in lines if runs in line and _is_missing(line)), None)
-    if missing:
-        verdict = fail(
-            f"a node does not see {runs}: {missing[:_LONGEST]}",
-            "a folder that all nodes share",
-            "export HPCDDP_RUNS_DIR=/SHARED/FOLDER/runs",
-        )
-        return finding("run directory shared", host, verdict)
+    if verdict := _unshared(runs, lines):
+        return finding(RUNS_SHARED, host, verdict)
     said = reason or (lines[-1] if lines else "no reason known")
     verdict = fail(f"ended without a report: {said[:_LONGEST]}", "a job that runs", look)
     return finding("job", host, verdict)
 
 
-def _is_missing(line: str) -> bool:
-    return any(words in line for words in _NO_FILE)
+def _unshared(runs: str, lines: Sequence[str]) -> Verdict | None:
+    """What is wrong where a node seems not to see the folder of the runs; else None."""
+    needed, fix = "a folder that all nodes share", "export HPCDDP_RUNS_DIR=/SHARED/FOLDER/runs"
+    for line in lines:
+        if runs in line and any(words in line for words in _NO_FILE):
+            return fail(f"a node does not see {runs}: {line[:_LONGEST]}", needed, fix)
+        if _NO_LOG in line:
+            said = f"a node cannot open its log in {runs}, or cannot reach srun: {line[:_LONGEST]}"
+            return fail(said, needed, f"{fix}; if it is shared, look for a firewall between nodes")
+    return None

@@ -68,8 +68,13 @@ def _profile(
     if asked == "auto":
         matches = [match.reason for match in detect(environ) if match.name == profile.name]
         why = matches[0] if matches else "sbatch is on PATH"
-    told = {"name": profile.name, "why": why, "launcher": profile.launcher}
-    return profile, {**told, "asked_for": asked != "auto"}
+    return profile, {
+        "name": profile.name,
+        "why": why,
+        "asked_for": asked != "auto",
+        "launcher": profile.launcher,
+        "time_min": profile.limits.time_min,
+    }
 
 
 def _accepted(profile: ClusterProfile | None) -> dict[str, str]:

@@ -13,6 +13,7 @@ import torch
 
 from hpcddp.cluster.rendezvous_address import is_one_host
 from hpcddp.config.layout import ProcessLayout
+from hpcddp.config.schema import RunConfig
 from hpcddp.data.workers import worker_batches
 from hpcddp.doctor.counters import read_counters
 from hpcddp.doctor.findings import as_document
@@ -26,7 +27,7 @@ from hpcddp.measure.links import Leader, Links, clock_offsets, pair_speeds, visi
 from hpcddp.train.device import choose_device
 from hpcddp.train.process_group import Ranks, open_ranks
 
-_RENDEZVOUS_TIMEOUT_S = 300.0
+_RENDEZVOUS_TIMEOUT_S = 120.0  # at most: a node that does not come is what one wants to hear of
 _SIZES = (1 << 10, 1 << 15, 1 << 20, 1 << 24)
 _GPU_SIZES = (*_SIZES, 1 << 28)
 _SECONDS_PER_SIZE = 0.3
@@ -38,21 +39,23 @@ def examine(
     layout: ProcessLayout,
     environ: Mapping[str, str],
     folder: Path,
-    data_root: Path | None,
+    config: RunConfig,
     expected_busbw_gb_per_s: float | None,
 ) -> dict[str, Any]:
     """The report about all processes of this job, on each of them. Collective.
 
     `folder` is where runs lie. Raises HpcddpError `rendezvous` where the processes do not meet.
     """
+    data_root = Path(config.data.root) if config.data.root else None
+    timeout_s = min(_RENDEZVOUS_TIMEOUT_S, config.train.rendezvous_timeout_s)
     _log.info("Looking at this node")
     facts = read_host_facts(layout, environ, data_root)  # before this process opens a GPU
-    device = choose_device("auto", layout)
-    ranks = open_ranks(layout, device, _RENDEZVOUS_TIMEOUT_S)
+    device = choose_device(config.train.device, layout)
+    ranks = open_ranks(layout, device, timeout_s)
     links = Links(layout.global_rank, layout.world_size)
     processes = _with_names(links, links.gather(facts | _torch_facts(device, facts)), layout)
     leaders = _leaders(processes)
-    _log.info("%d processes on %d nodes met", len(processes), len(leaders))
+    _log.info("All have met; processes: %d, nodes: %d", len(processes), len(leaders))
     alone = len(leaders) == 1
     allreduce, sent = _all_reduce(layout, ranks, device)
     moved = {p["host"]: each for p, each in zip(processes, links.gather(sent), strict=True)}

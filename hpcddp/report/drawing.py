@@ -1,6 +1,7 @@
 """Figures as SVG that can stand in an HTML page beside others. Knows no report."""
 
 import io
+import textwrap
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 
@@ -13,6 +14,7 @@ GREY = "#666666"
 # Colours that people who confuse red and green can tell apart (Okabe and Ito, 2008).
 MODE_COLOURS = {"single": "#333333", "dp": "#D55E00", "ddp": "#0072B2"}
 MODE_MARKERS = {"single": "s", "dp": "^", "ddp": "o"}
+_LONGEST_LINE = 56
 _STYLE = {
     "svg.fonttype": "none",  # text stays text: it can be searched, and needs no glyphs
     "svg.hashsalt": "hpcddp",  # the same figure is the same file
@@ -59,6 +61,11 @@ def _for_page(svg: str, key: str, title: str) -> str:
     return ET.tostring(root, encoding="unicode")
 
 
+def wrapped(name: str) -> str:
+    """A name of any length in lines that leave room for the figure."""
+    return "\n".join(textwrap.wrap(name, _LONGEST_LINE))
+
+
 def label_bars(axes: Axes, values: list[float], texts: list[str]) -> None:
     """Write a text behind the end of each horizontal bar, and make room for it."""
     for position, (value, text) in enumerate(zip(values, texts, strict=True)):
@@ -70,7 +77,7 @@ def label_bars(axes: Axes, values: list[float], texts: list[str]) -> None:
 
 def rows_axis(axes: Axes, names: list[str]) -> None:
     """Name the horizontal bars, the first on top."""
-    axes.set_yticks(range(len(names)), names)
+    axes.set_yticks(range(len(names)), [wrapped(name) for name in names])
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)

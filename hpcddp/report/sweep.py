@@ -25,7 +25,7 @@ def paint_sweep(figure: Figure, rows: Sequence[Row]) -> None:
     upper.set_ylim(bottom=0)
     for axes in lower:
         for offset, phase, name, colour, hatch in (
-            (-_WIDTH / 2, "comm_s", "total, most of it beside backward", "#56B4E9", ""),
+            (-_WIDTH / 2, "comm_s", "total", "#56B4E9", ""),
             (_WIDTH / 2, "exposed_comm_s", "exposed: the step waits for it", "#D55E00", "////"),
         ):
             heights = [1e3 * (row.get("phases") or {}).get(phase, 0.0) for row in rows]

@@ -6,6 +6,7 @@ from typing import Any
 from hpcddp.errors import HpcddpError
 
 NOT_MEASURED = "not measured here"
+_SPACE = "\N{NO-BREAK SPACE}"  # between a number and its unit
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _NEEDED = {
     "compare": ("devices", "step_s_median", "images_per_s"),
@@ -43,8 +44,8 @@ def time_text(seconds: float) -> str:
     """Seconds with a unit that fits: `4.20 ms`."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3)):
         if abs(seconds) >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds / 1e-6:.3g} us"
+            return f"{seconds / scale:.3g}{_SPACE}{unit}"
+    return f"{seconds / 1e-6:.3g}{_SPACE}us"
 
 
 def bytes_text(number: float) -> str:
@@ -52,12 +53,12 @@ def bytes_text(number: float) -> str:
     power = 0
     while abs(number) >= 1024 and power < len(_BYTE_UNITS) - 1:
         number, power = number / 1024, power + 1
-    return f"{number:.4g} {_BYTE_UNITS[power]}"
+    return f"{number:.4g}{_SPACE}{_BYTE_UNITS[power]}"
 
 
 def percent_text(fraction: float) -> str:
     """`12.3 %`."""
-    return f"{100 * fraction:.1f} %"
+    return f"{100 * fraction:.1f}{_SPACE}%"
 
 
 def number_text(value: float) -> str:
@@ -66,8 +67,8 @@ def number_text(value: float) -> str:
 
 
 def many(text: Callable[[Any], str]) -> Callable[[Sequence[Any]], str]:
-    """The text of a list whose values are written by `text`; lines break only between them."""
-    return lambda values: ", ".join(shown(value, text).replace(" ", "\N{NBSP}") for value in values)
+    """The text of a list whose values are written by `text`."""
+    return lambda values: ", ".join(shown(value, text) for value in values)
 
 
 def setting_text(row: Row) -> str:

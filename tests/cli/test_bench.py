@@ -39,6 +39,9 @@ def test_a_local_job_leaves_the_report_that_is_printed(bench, tmp_path):
         assert (row["n"] >= 3, row["discarded"]) == (True, 3)
     assert (report["world_size"], report["nodes"], report["backend"]) == (2, 2, "gloo")
     assert report["hosts"] == ["node0", "node1"]
+    page = tmp_path / "runs/b/reports/allreduce.html"
+    assert f"Page {page}" in done.stderr
+    assert "<h1>All-reduce, gloo</h1>" in page.read_text()
 
 
 def test_under_torchrun_the_table_is_printed_by_the_main_process_alone(bench):

@@ -16,6 +16,8 @@ srun: error: gpu-02: task 1: Exited with exit code 1
         ("exit code 1", LOG, "run directory shared", "slurmstepd-gpu-02"),
         ("", "Error: /data/runs/d/config.yaml did not appear within 120 s", "run directory shared",
          "did not appear"),
+        ("no Rank 1", "srun: error: task 1 launch failed: Slurmd could not connect IO",
+         "run directory shared", "cannot open its log in /data/runs"),
         ("NODE_FAIL", "", "job", "NODE_FAIL"),
         ("", "bash: nosuchpython: No such file or directory\n", "job", "nosuchpython"),
         ("", "", "job", "no reason known"),

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from hpcddp.cli import group
+from hpcddp.cluster.filesystems import Mount
 from hpcddp.errors import HpcddpError, SubmissionFailed
 from hpcddp.launch.history import read_history
 from hpcddp.launch.sbatch import last_words
@@ -306,3 +307,20 @@ def test_a_folder_that_cannot_be_filled_does_not_occupy_the_name(fake_sbatch, mo
     with pytest.raises(HpcddpError, match="No space left"):
         hpcddp("submit", "--cluster", "generic", "--name", "r")
     assert not (fake_sbatch / "runs" / "r").exists()
+
+
+def test_submit_warns_where_the_nodes_may_not_see_the_runs(fake_sbatch, monkeypatch):
+    def mounted_as(kind):
+        mount = Mount("/", kind, "source")
+        monkeypatch.setattr("hpcddp.launch.submission.mount_of", lambda path: mount)
+
+    mounted_as("tmpfs")
+    words = ["submit", "--cluster", "generic", "--name"]
+    result = hpcddp(*words, "a")
+    assert f"Warning: {fake_sbatch / 'runs'} is on tmpfs" in result.stderr
+    assert "job 4711" in result.stdout
+    mounted_as("lustre")
+    assert "Warning" not in hpcddp(*words, "b").stderr
+    mounted_as("tmpfs")
+    dry = hpcddp("submit", "--dry-run", "--cluster", "local")
+    assert "tmpfs" not in dry.stderr

@@ -68,7 +68,7 @@ def unshared(cluster, tmp_path):
 
 def test_a_job_whose_runs_are_not_shared_fails_with_that_reason(hpcddp, unshared):
     hpcddp.env["HPCDDP_RUNS_DIR"] = str(unshared)
-    code, report = doctor(hpcddp, "--nodes", "2", "--name", "d")
+    code, report = doctor(hpcddp, "--nodes", "2", "train.rendezvous_timeout_s=15")
     assert code == 1
     assert [check["name"] for check in failed(report)] == ["run directory shared"]
     assert str(unshared) in failed(report)[0]["found"]

@@ -7,7 +7,13 @@ from typing import Protocol, TextIO
 
 from hpcddp.launch.history import Record
 from hpcddp.launch.watch.status import RunStatus
-from hpcddp.launch.watch.words import event_line, metrics_line, percent, rate_text, reason_text
+from hpcddp.launch.watch.words import (
+    accuracy_text,
+    event_line,
+    metrics_line,
+    rate_text,
+    reason_text,
+)
 
 
 class Display(Protocol):
@@ -113,7 +119,7 @@ def _detail(status: RunStatus) -> str:
     if status.loss is not None:
         parts.append(f"loss {status.loss:.4f}")
     if status.accuracy is not None:
-        parts.append(f"accuracy {percent(status.accuracy)}")
+        parts.append(f"accuracy {accuracy_text(status.accuracy, status.weights)}")
     if status.attempt:
         parts.append(f"attempt {status.attempt}")
     return "  ".join([*parts, *filter(None, [status.reason])])

@@ -16,7 +16,8 @@ class RunStatus:
     or unknown; `reason` says why where that is not plain.
 
     `attempt` counts starts from 0. Times are Unix seconds; `expected_start_time` is Slurm's
-    estimate for a run that waits. `accuracy` is a fraction, of the newest evaluation.
+    estimate for a run that waits. `accuracy` is a fraction, of the newest evaluation,
+    and `weights` whose it is: `model`, or `ema` for the average.
     """
 
     run: str
@@ -31,6 +32,7 @@ class RunStatus:
     run_dir: str
     loss: float | None = None
     accuracy: float | None = None
+    weights: str | None = None
     launcher: str | None = None
     cluster: str | None = None
     nodes: str = ""
@@ -79,6 +81,7 @@ def status_of(history: RunHistory, job: JobInfo | None, now: float) -> RunStatus
         run_dir=str(history.run_dir.path),
         loss=train.get("loss"),
         accuracy=finished.get("accuracy", history.evaluation.get("accuracy")),
+        weights=history.evaluation.get("weights"),
         launcher=submission.get("launcher"),
         cluster=submission.get("cluster"),
         nodes=job.nodes if job else "",

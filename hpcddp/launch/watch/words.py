@@ -89,7 +89,7 @@ def _attempt_row(attempt: Attempt) -> tuple[str, ...]:
 
 def status_details(status: RunStatus) -> list[str]:
     """One line for each thing that is known of a run, and one for each attempt of several."""
-    accuracy, code = status.accuracy, status.exit_code
+    code = status.exit_code
     pairs = [
         ("run", status.run),
         ("state", status.state),
@@ -97,7 +97,7 @@ def status_details(status: RunStatus) -> list[str]:
         ("step", step_text(status)),
         ("epoch", "" if status.epoch is None else f"{status.epoch:.2f}"),
         ("loss", "" if status.loss is None else f"{status.loss:.4f}"),
-        ("accuracy", "" if accuracy is None else percent(accuracy)),
+        ("accuracy", accuracy_text(status.accuracy, status.weights)),
         ("images/s", rate_text(status.images_per_s)),
         ("attempt", str(status.attempt)),
         (
@@ -112,6 +112,13 @@ def status_details(status: RunStatus) -> list[str]:
     ]
     lines = table([(name, text) for name, text in pairs if text])
     return [*lines, "", *attempts_table(status.attempts)] if len(status.attempts) > 1 else lines
+
+
+def accuracy_text(accuracy: float | None, weights: str | None) -> str:
+    """`98.31 %`, or `98.31 % (EMA weights)`; empty where nothing was evaluated."""
+    if accuracy is None:
+        return ""
+    return percent(accuracy) + (" (EMA weights)" if weights == "ema" else "")
 
 
 def _time_text(unix_time: float | None) -> str:
@@ -129,7 +136,7 @@ def metrics_line(record: Record, max_steps: int | None) -> str:
         if key in record:
             parts.append(f"{key.replace('_', ' ')} {record[key]:.4f}")
     if "accuracy" in record:
-        parts.append(f"test accuracy {percent(record['accuracy'])}")
+        parts.append(f"test accuracy {accuracy_text(record['accuracy'], record.get('weights'))}")
     if "images_per_s" in record:
         parts.append(f"{rate_text(record['images_per_s'])} images/s")
     return "  ".join(parts)
@@ -196,9 +203,9 @@ _EVENT_LINES: dict[str, Callable[[Record], str]] = {
 
 def outcome_line(status: RunStatus) -> str:
     """The last line about a run: how it ended."""
-    accuracy = "" if status.accuracy is None else f": test accuracy {percent(status.accuracy)}"
     if status.state == "finished":
-        return f"Run {status.run} finished{accuracy}"
+        accuracy = accuracy_text(status.accuracy, status.weights)
+        return f"Run {status.run} finished" + (f": test accuracy {accuracy}" if accuracy else "")
     if not status.has_ended:
         return f"How run {status.run} ended is not known: {status.reason}"
     code = f", {exit_words(status.exit_code)}" if status.exit_code else ""

@@ -65,6 +65,14 @@ def test_a_finished_run_is_told_in_lines_with_its_accuracy_at_the_end(run_dir):
     assert text.splitlines()[-1] == "Run demo finished: test accuracy 97.12 %"
 
 
+def test_an_accuracy_of_the_average_is_called_so(run_dir):
+    started(run_dir)
+    append_json_line(run_dir.metrics, {**EVALUATION, "weights": "ema"})
+    run_dir.append_event("finished", attempt=0, step=20, accuracy=0.9712)
+    _, text = followed(run_dir)
+    assert text.count("test accuracy 97.12 % (EMA weights)") == 2  # of the record and of the run
+
+
 def test_records_are_shown_as_they_come_through_a_requeue(run_dir):
     def live():
         started(run_dir)

@@ -1,0 +1,137 @@
+"""`compare` on this machine: as a local job, its reports, and what it refuses before it sends."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from hpcddp.cluster.layout import process_environment
+
+SMALL = [
+    *("train.model=shufflenet_v2_x0_5", "train.model_options.zero_init_residual=null"),
+    *("data.name=synthetic", "data.synthetic_samples=16", "train.global_batch=4"),
+]
+ONCE = ["--rounds", "1", "--steps", "2"]
+
+
+@pytest.fixture
+def compare(tmp_path):
+    """Return a function that runs `compare` with these words in a place of its own."""
+    foreign = ("SLURM_", "HPCDDP_", "SBATCH_")
+    environ = {key: value for key, value in os.environ.items() if not key.startswith(foreign)}
+    environ |= {"HPCDDP_RUNS_DIR": str(tmp_path / "runs"), "OMP_NUM_THREADS": "1"}
+
+    def compare(*words, **more):
+        command = [sys.executable, "-m", "hpcddp", "compare", *words]
+        options = {"capture_output": True, "text": True, "timeout": 250, "cwd": tmp_path}
+        return subprocess.run(command, env=environ | more, **options)
+
+    return compare
+
+
+def test_a_local_job_compares_the_modes_and_leaves_its_reports(compare, tmp_path):
+    words = ["--cluster", "local", "--name", "c", "--devices", "1,2", "--json", *ONCE, *SMALL]
+    done = compare(*words)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    cells = [(row["mode"], row["devices"]) for row in rows]
+    assert cells == [("single", 1), ("dp", 1), ("ddp", 1), ("dp", 2), ("ddp", 2)]
+    reports = tmp_path / "runs/c/reports"
+    document = json.loads((reports / "compare.json").read_text())
+    assert document["rows"] == rows
+    assert document["label_of_dp"] == "DataParallel algorithm on CPU threads"
+    assert (document["strong"], document["backend"], document["global_batch"]) == (True, "gloo", 4)
+    assert document["verdict"]["confidence"] == "low"  # of one round
+    assert document["not_measured"]
+    assert [line["mode"] for line in csv.DictReader((reports / "compare.csv").open())] == [
+        mode for mode, _ in cells
+    ]
+    for row in rows:
+        assert row["n"] == 2
+        assert row["images_per_s"] == pytest.approx(4 / row["step_s_median"], rel=1e-4)
+        assert row["speedup"] == pytest.approx(
+            rows[0]["step_s_median"] / row["step_s_median"], rel=1e-4
+        )
+        assert len(row["cpu_s_per_step_per_process"]) == (
+            2 if cells[-1] == (row["mode"], row["devices"]) else 1
+        )
+    assert (rows[-1]["exposed_comm_fraction"] > 0, rows[0]["exposed_comm_fraction"]) == (True, 0)
+    assert rows[-1]["buckets"]
+
+
+def test_a_sweep_prints_each_value_with_total_and_exposed_communication(compare, tmp_path):
+    sweep = ["--nodes", "2", "--sweep", "ddp.bucket_cap_mib=1,25"]
+    done = compare("--cluster", "local", "--name", "s", "--follow", *sweep, *ONCE, *SMALL)
+    assert done.returncode == 0, done.stderr
+    assert "settings of DistributedDataParallel: shufflenet_v2_x0_5" in done.stdout
+    lines = [line.split() for line in done.stdout.splitlines()]
+    measured = [line for line in lines if line[:1] and line[0].startswith("ddp.bucket_cap_mib=")]
+    assert [line[0] for line in measured[:2]] == ["ddp.bucket_cap_mib=1", "ddp.bucket_cap_mib=25"]
+    rows = json.loads((tmp_path / "runs/s/reports/compare.json").read_text())["rows"]
+    assert [row["setting"]["ddp.bucket_cap_mib"] for row in rows] == [1, 25]
+    assert [len(row["buckets"]) for row in rows] == [2, 1]  # of 1.4 MB
+    assert {row["devices"] for row in rows} == {2}
+    assert {row["comm_bytes_per_step"] for row in rows} == {
+        sum(b["bytes"] for b in rows[0]["buckets"])
+    }
+
+
+def test_without_follow_the_job_is_only_sent(compare, tmp_path):
+    done = compare("--cluster", "local", "--no-follow", "--name", "c", *ONCE, *SMALL)
+    assert done.returncode == 0, done.stderr
+    assert "hpcddp status c" in done.stdout
+    assert "STEP ms" not in done.stdout
+
+
+def test_what_fails_in_a_process_reaches_the_shell(compare, tmp_path):
+    words = ["--modes", "ddp", "--devices", "2", *ONCE, *SMALL, "train.model=nonsense"]
+    done = compare("--cluster", "local", "--name", "c", *words)
+    assert done.returncode == 1
+    assert "ddp x 2: process" in done.stdout
+    assert "nonsense" in done.stdout
+    assert not (tmp_path / "runs/c/reports").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--nodes", "2"], "DataParallel knows no other. Leave --nodes out"),
+        (["--modes", "dp,fsdp"], "`fsdp` is no mode"),
+        (["--devices", "0"], "for example 1,2,4"),
+        (["--devices", "1,3"], "Set train.global_batch to 30 or 33"),
+        (["--modes", "single", "--devices", "2"], "Add 1 to --devices"),
+        (["--sweep", "train.seed=1,2"], "varies options of DistributedDataParallel only"),
+        (["--sweep", "ddp.bucket_cap_mib=1,2"], "Use --nodes 2"),
+        (["--sweep", "ddp.bucket_cap_mib=1,2", "--modes", "dp"], "only ddp has such settings"),
+        (["--sweep", "ddp.bucket_cap_mib=1,2", "--devices", "2"], "without --devices"),
+        (["--nodes", "2", "--sweep", "ddp.bucket_cap_mib=1,a"], "to Integer"),
+        (["--rounds", "0"], "--rounds"),
+        (["train.devices=3"], "unknown key `train.devices`"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_anything_is_sent(compare, tmp_path, words, said):
+    done = compare("--cluster", "local", *words)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_more_devices_than_the_job_has_gpus_are_refused(compare):
+    done = compare("--cluster", "generic", "--gpus-per-node", "2", "--devices", "1,4")
+    assert done.returncode == 2
+    assert "Use --gpus-per-node 4, or fewer --devices." in done.stderr
+
+
+def test_several_processes_are_too_many(compare):
+    second = process_environment({}, nodes=1, processes_per_node=2, global_rank=1)
+    done = compare("--run-dir", "nowhere", *ONCE, **second)
+    assert done.returncode == 2
+    assert "config.yaml" in done.stderr
+    first = process_environment({}, nodes=1, processes_per_node=2, global_rank=0)
+    done = compare("--name", "c", *ONCE, *SMALL, **first)
+    assert done.returncode == 2
+    assert "Use one task with all devices of the node" in done.stderr

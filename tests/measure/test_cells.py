@@ -1,0 +1,145 @@
+"""What a comparison measures, worked out before anything is started."""
+
+import pytest
+
+from hpcddp.config.load import Layer, command_line_layer, resolve
+from hpcddp.errors import ConfigError
+from hpcddp.measure.cells import (
+    MODES,
+    Cell,
+    Wanted,
+    check_swept,
+    check_wanted,
+    config_of,
+    config_of_setting,
+    parse_devices,
+    parse_modes,
+)
+from hpcddp.measure.cpus import are_shared, cpus_of, shares
+
+
+def run(*overrides):
+    return resolve(
+        [Layer("test", {}), command_line_layer(["train.max_steps=5", *overrides])]
+    ).config
+
+
+def names(cells):
+    return [cell.name for cell in cells]
+
+
+def test_every_mode_is_measured_on_every_number_of_devices_and_single_on_one():
+    wanted = Wanted(parse_modes("ddp, single,dp"), parse_devices("4,1,2,4"))
+    assert names(wanted.cells) == [
+        *("single x 1", "dp x 1", "ddp x 1"),
+        *("dp x 2", "ddp x 2", "dp x 4", "ddp x 4"),
+    ]
+    assert [cell.processes for cell in wanted.cells] == [1, 1, 1, 1, 2, 1, 4]
+
+
+def test_a_run_of_each_cell_has_the_same_global_batch():
+    wanted, config = Wanted(MODES, (1, 4)), run("train.global_batch=64", "train.micro_batch=8")
+    runs = {cell.name: config_of(cell, wanted, config).train for cell in wanted.cells}
+    assert {train.global_batch for train in runs.values()} == {64}
+    assert {name: train.micro_batch for name, train in runs.items()} == {
+        **dict.fromkeys(["single x 1", "dp x 1", "ddp x 1", "ddp x 4"], 8),
+        "dp x 4": 32,  # its one process feeds four devices
+    }
+    assert (runs["dp x 4"].replicas, runs["dp x 4"].dp_devices) == ("dp", 4)
+    assert (runs["ddp x 4"].replicas, runs["ddp x 4"].dp_devices) == ("ddp", None)
+
+
+def test_with_weak_scaling_each_device_has_the_same_number_of_images():
+    wanted, config = Wanted(MODES, (1, 2, 4), is_weak=True), run("train.global_batch=64")
+    for cell in wanted.cells:
+        assert config_of(cell, wanted, config).train.global_batch == 16 * cell.devices
+
+
+def test_a_measured_run_neither_ends_nor_evaluates_nor_logs_nor_diverges():
+    config = config_of(
+        Cell("dp", 2), Wanted(MODES, (1, 2)), run("optim.lr=10", "log.every_steps=1")
+    )
+    train = config.train
+    assert train.max_steps > 10**8 < config.log.every_steps
+    assert (train.max_epochs, train.eval_every_epochs, train.time_steps) == (None, None, True)
+    assert config.optim.lr < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("wanted", "overrides", "said"),
+    [
+        (Wanted(MODES, (1, 3)), [], "global_batch=256 is not a multiple of world_size=3"),
+        (Wanted(MODES, (1, 3), is_weak=True), [], "not a multiple of world_size=3"),
+        (Wanted(MODES, (1,)), ["resources.nodes=2"], "Leave --nodes out, or compare settings of"),
+        (Wanted(("ddp",), (2,)), ["resources.nodes=2"], "--sweep ddp.bucket_cap_mib"),
+        (Wanted(("single",), (2, 4)), [], "`single` trains on one device. Add 1"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(wanted, overrides, said):
+    with pytest.raises(ConfigError, match=said):
+        check_wanted(wanted, run(*overrides))
+
+
+@pytest.mark.parametrize("text", ["", "0,1", "1,-2", "two", "1,,2", "1.5", "²"])
+def test_devices_are_positive_numbers(text):
+    with pytest.raises(ConfigError, match="for example 1,2,4"):
+        parse_devices(text)
+
+
+@pytest.mark.parametrize("text", ["", "dp,foo", "ddp,"])
+def test_modes_are_those_there_are(text):
+    with pytest.raises(ConfigError, match=r"is no mode\. Use some of single, dp, ddp"):
+        parse_modes(text)
+
+
+def test_a_sweep_is_every_combination_of_its_values():
+    words = ["ddp.bucket_cap_mib=1, 25", "ddp.static_graph=true,false"]
+    settings = check_swept(words, run(), 2)
+    assert [tuple(setting.values()) for setting in settings] == [
+        *((1, True), (1, False)),
+        *((25, True), (25, False)),
+    ]
+    ddp = config_of_setting(settings[1], run()).ddp
+    assert (ddp.bucket_cap_mib, ddp.static_graph) == (1, False)
+    assert Cell("ddp", 2, settings[1]).name == (
+        "ddp x 2, ddp.bucket_cap_mib=1, ddp.static_graph=False"
+    )
+
+
+@pytest.mark.parametrize(
+    ("word", "overrides", "world_size", "said"),
+    [
+        ("ddp.bucket_cap_mib=1,x", [], 2, "could not be converted to Integer"),
+        ("ddp.bucket_cap_mib=0", [], 2, "must be at least 1"),
+        ("ddp.bucket_cap=1", [], 2, "unknown key `ddp.bucket_cap`"),
+        ("train.seed=1,2", [], 2, "varies options of DistributedDataParallel only"),
+        ("ddp.bucket_cap_mib", [], 2, "varies options of DistributedDataParallel only"),
+        ("ddp.bucket_cap_mib=1", [], 1, "One process exchanges no gradients"),
+        ("ddp.bucket_cap_mib=1", [], 3, "not a multiple of world_size=3"),
+        ("ddp.bucket_cap_mib=1", ["train.replicas=dp"], 2, "Use train.replicas=ddp"),
+    ],
+)
+def test_a_sweep_that_cannot_be_is_refused(word, overrides, world_size, said):
+    with pytest.raises(ConfigError, match=said):
+        check_swept([word], run(*overrides), world_size)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "most", "expected"),
+    [
+        ([0, 1, 2, 3], 2, [[0, 1], [2, 3]]),
+        ([4, 2, 9], 2, [[2], [4]]),  # the third is nobody's
+        ([0, 1], 4, [[0], [1], [0], [1]]),
+    ],
+)
+def test_devices_have_equal_shares_of_the_cpus(cpus, most, expected):
+    assert shares(cpus, most) == expected
+    assert are_shared(expected) == (most > len(cpus))
+
+
+def test_the_same_number_of_devices_has_the_same_cpus_in_every_mode():
+    per_device = shares(range(8), 4)
+    assert cpus_of(Cell("ddp", 2), per_device) == [[0, 1], [2, 3]]
+    assert cpus_of(Cell("dp", 2), per_device) == [[0, 1, 2, 3]]
+    assert cpus_of(Cell("single", 1), per_device) == [[0, 1]]
+    assert cpus_of(Cell("dp", 4), shares([0, 1], 4)) == [[0, 1]]

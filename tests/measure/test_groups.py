@@ -1,0 +1,107 @@
+"""Groups of real processes: they take steps when told, wait otherwise, and end together."""
+
+import os
+import signal
+import time
+
+import psutil
+import pytest
+import torch
+
+from hpcddp.config.load import Layer, command_line_layer, resolve
+from hpcddp.measure.cells import MODES, Cell, Wanted, config_of
+from hpcddp.measure.groups import Group, GroupFailed
+
+BASE = {
+    "train": {"model": "shufflenet_v2_x0_5", "global_batch": 4, "max_steps": 1, "device": "cpu"},
+    "data": {"name": "synthetic", "synthetic_samples": 16, "image_size": 32},
+}
+WANTED = Wanted(MODES, (1, 2))
+
+
+def config(cell, *overrides):
+    run = resolve([Layer("test", BASE), command_line_layer(overrides)]).config
+    return config_of(cell, WANTED, run)
+
+
+def start(cell, folder, *overrides):
+    cpu = min(os.sched_getaffinity(0))
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("SLURM_")}
+    own = [[cpu]] * cell.processes
+    return Group(cell, config(cell, *overrides), own, folder, environ)
+
+
+def test_processes_take_the_steps_they_are_told_and_rest_in_between(tmp_path):
+    with start(Cell("ddp", 2), tmp_path / "group") as group:
+        group.wait_until_ready()
+        first = group.take(2, discard=1)
+        assert [(len(block.step_s), block.discarded) for block in first] == [(2, 1)] * 2
+        processes = [psutil.Process(process.pid) for process in group._processes]
+        assert [process.cpu_affinity() for process in processes] == [
+            [min(os.sched_getaffinity(0))]
+        ] * 2
+        before = [sum(process.cpu_times()[:2]) for process in processes]
+        time.sleep(0.5)
+        spent = [
+            sum(process.cpu_times()[:2]) - begin
+            for process, begin in zip(processes, before, strict=True)
+        ]
+        assert max(spent) < 0.05
+        # the gradients of the model, once per step; nothing without exchange
+        parameters = 1_366_792 - 1000 * 1025 + 10 * 1025  # 10 classes in the place of 1000
+        alone = group.take(1, discard=2, sync=False)
+        again = group.take(1, discard=1)
+        assert {block.comm_bytes for block in (*first, *again)} == {4 * parameters}
+        assert {block.comm_bytes for block in alone} == {0}
+        assert all(block.buckets for block in (*first, *again))
+        assert not any(block.buckets for block in alone)
+        for block in first:
+            for step_s, phases in zip(block.step_s, block.phases, strict=True):
+                parts = {k: v for k, v in phases.items() if k != "comm_s"}
+                assert sum(parts.values()) == pytest.approx(step_s, rel=1e-6)
+    assert not any(process.is_running() for process in processes)
+
+
+def test_one_process_drives_all_devices_of_dp(tmp_path):
+    with start(Cell("dp", 2), tmp_path / "group") as group:
+        group.wait_until_ready()
+        [block] = group.take(1)
+    assert len(block.step_s) == 1
+    assert block.cpu_s > 0
+
+
+def test_a_process_that_fails_says_why(tmp_path):
+    said = r"single x 1: process 0 of 1 failed: .*data\.root"
+    group = start(Cell("single", 1), tmp_path / "group", "data.name=cifar10")
+    with group, pytest.raises(GroupFailed, match=said):
+        group.wait_until_ready()
+
+
+def test_a_process_that_is_killed_ends_the_wait_for_all(tmp_path):
+    with start(Cell("ddp", 2), tmp_path / "group") as group:
+        group.wait_until_ready()
+        os.kill(group._processes[1].pid, signal.SIGKILL)
+        begin = time.monotonic()
+        with pytest.raises(GroupFailed, match=r"ddp x 2: process [01] of 2 (has ended|failed)"):
+            group.take(1)
+        assert time.monotonic() - begin < 60  # not the time-out of a collective
+
+
+def test_a_process_that_does_not_answer_is_given_up(tmp_path):
+    with start(Cell("ddp", 2), tmp_path / "group", "train.hang_timeout_s=2") as group:
+        group.wait_until_ready()
+        os.kill(group._processes[0].pid, signal.SIGSTOP)
+        with pytest.raises(GroupFailed, match="has not answered for 2 s"):
+            group.take(1)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 1, reason="needs a GPU")
+def test_on_a_gpu_memory_and_time_are_those_of_the_device(tmp_path):
+    with start(Cell("single", 1), tmp_path / "group", "train.device=cuda") as group:
+        group.wait_until_ready()
+        [block] = group.take(3)
+    assert len(block.memory_bytes) == 1
+    assert block.memory_bytes[0] > 4 * 352_042  # the parameters, and more
+    assert min(block.step_s) > 0
+    assert sum(phase["forward_s"] for phase in block.phases) > 0

@@ -1,0 +1,18 @@
+"""The page of `bench allreduce`: figure, table, and the line through all sizes."""
+
+from hpcddp.report.pages import write_page
+
+
+def test_sizes_bandwidths_and_the_line_are_on_the_page(tmp_path, bandwidths):
+    text = write_page("allreduce", bandwidths, tmp_path).read_text().replace("\N{NBSP}", " ")
+    assert "<h1>All-reduce, gloo</h1>" in text
+    assert "32 MiB: bus bandwidth 11.7 Gbit/s" in text
+    assert "latency 1 ms, bus bandwidth 12 Gbit/s" in text
+    assert "n = 9 to 9 calls" in text
+    assert "<td>32 KiB</td>" in text
+
+
+def test_without_a_line_the_page_says_so(tmp_path, bandwidths):
+    text = write_page("allreduce", bandwidths | {"fit": None}, tmp_path).read_text()
+    assert "no line fits" in text
+    assert "fitted line" not in text

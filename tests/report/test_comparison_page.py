@@ -1,0 +1,150 @@
+"""The page says all that a comparison knows, and says so where it knows nothing."""
+
+import re
+
+import pytest
+
+from hpcddp.errors import HpcddpError
+from hpcddp.report.pages import write_page
+
+ON_CPU = "DataParallel algorithm on CPU threads"
+
+
+@pytest.fixture
+def page(tmp_path, document):
+    """Return a function that writes the page of the document as it then is; its text."""
+
+    def page():
+        return write_page("compare", document, tmp_path).read_text(encoding="utf-8")
+
+    return page
+
+
+def figure(text, title):
+    """The figure with that title; its texts alone."""
+    [found] = [part for part in text.split("<figure>")[1:] if f"<h2>{title}" in part]
+    return found.split("</figure>")[0]
+
+
+def cells(text, caption):
+    """The rows of a table below its caption."""
+    table = text.split(f"<h2>{caption}")[1].split("</table>")[0].replace("\N{NO-BREAK SPACE}", " ")
+    rows = re.findall(r"<tr>(.*?)</tr>", table)
+    return [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in rows]
+
+
+def test_verdict_confidence_and_evidence_stand_on_top(page, document):
+    text = page()
+    assert text.index(document["verdict"]["words"]) < text.index("<figure>")
+    assert "Confidence: medium" in text
+    for line in document["verdict"]["evidence"]:
+        assert f"<li>{line}</li>" in text
+    assert "within noise" not in text
+    document["verdict"]["within_noise"] = True
+    assert "The difference is within noise." in page()
+
+
+def test_every_row_is_in_the_tables_with_its_counts(page, document):
+    text = page()
+    header, *rows = cells(text, "Speed")
+    assert header[-2:] == ["n", "discarded"]
+    assert [row[1] for row in rows] == ["1", "2", "4", "2", "4"]
+    assert rows[-1] == [
+        "ddp", "4", "250 ms", "290 ms", "20 ms", "256", "3.2", "80.0 %", "8.3 %", "40", "6"
+    ]  # fmt: skip
+    communication = cells(text, "Communication")
+    assert communication[-1][2:5] == ["97.49 MiB", "5", "60.0 %"]
+    assert cells(text, "Part of the work that does not scale")[2] == ["ddp", "9.0 %", "0.02"]
+
+
+def test_every_figure_says_how_many_steps_stand_behind_it(page):
+    text = page()
+    for title in ("Throughput", "What a step is spent on"):
+        assert "n = 40 steps each, 6 more discarded" in figure(text, title)
+    assert "One step, not a median (n = 1)" in figure(text, "Buckets of one step: ddp, 4 devices")
+
+
+def test_wherever_dp_ran_on_cpus_its_figures_say_so(page):
+    text = page()
+    assert figure(text, "Throughput").count(f"dp: {ON_CPU}") == 1
+    assert figure(text, "What a step").count(f"dp: {ON_CPU}, ") == 2
+    for caption in ("Speed", "Communication", "Use of the machine", "Part of the work"):
+        names = {row[0] for row in cells(text, caption)[1:]}
+        assert f"dp: {ON_CPU}" in names
+        assert "dp" not in names
+
+
+def test_what_is_missing_is_said_in_its_place(page, document):
+    text = page()
+    for title in ("Memory per device", "What a step"):
+        assert ("not measured here" in figure(text, title)) == (title == "Memory per device")
+    assert "<li>memory per device and use of the GPUs: there is no GPU here</li>" in text
+    assert {row[2] for row in cells(text, "Use of the machine")[1:]} == {"not measured here"}
+    for row in document["rows"]:
+        row["phases"], row["buckets"] = {}, []
+    text = page()
+    assert "phases not measured here" in figure(text, "What a step")
+    assert "not measured here" in figure(text, "The buckets of a DDP step")
+
+
+def test_memory_is_drawn_for_every_device_with_its_imbalance(page, document):
+    document["rows"][2] |= {"memory_bytes_per_device": [3 << 30, *[2 << 30] * 3],
+                            "memory_imbalance": 1.5}  # fmt: skip
+    drawn = figure(page(), "Memory per device")
+    assert [drawn.count(f"device {index}<") for index in range(5)] == [1, 1, 1, 1, 0]
+    assert "first device 1.5 times the others" in drawn
+
+
+def test_the_timeline_shows_what_outlasts_backward(page, document):
+    drawn = figure(page(), "Buckets of one step").replace("\N{NO-BREAK SPACE}", " ")
+    assert "in 5 buckets; the last one ends 35 ms after backward" in drawn
+    for bucket in document["rows"][-1]["buckets"]:
+        assert f"bucket {bucket['index']}, " in drawn
+    document["rows"][-1]["backward_s"] = 0.2
+    assert "in 5 buckets; all hidden" in figure(page(), "Buckets of one step")
+
+
+def test_a_sweep_is_drawn_by_setting_with_a_timeline_for_each(page, document):
+    row = document["rows"][-1]
+    document["rows"] = [row | {"setting": {"ddp.bucket_cap_mib": v}} for v in (1, 25, 100)]
+    text = page()
+    assert "Throughput" not in text
+    drawn = figure(text, "Step and communication by setting")
+    assert all(f">{words}<" in drawn for words in ("1", "25", "100", "ddp.bucket_cap_mib"))
+    for value in (1, 25, 100):
+        assert figure(text, f"Buckets of one step: ddp, 4 devices, ddp.bucket_cap_mib={value}<")
+    assert cells(text, "Speed")[1][2] == "ddp.bucket_cap_mib=1"
+
+
+def test_weak_scaling_says_what_was_kept_the_same(page, document):
+    assert "<dd>the global batch</dd>" in page()
+    document |= {"strong": False, "gustafson": document.pop("amdahl")}
+    text = page()
+    assert "<dd>the micro-batch</dd>" in text
+    assert "Gustafson&#39;s law" in text
+
+
+def test_the_same_document_is_the_same_page(page):
+    assert page() == page()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"rows": []}, "it has no rows"),
+        ({"rows": [{"devices": 1, "step_s_median": 0.1}]}, "row 1 has no number `images_per_s`"),
+        ({"rows": [{"devices": True}]}, "row 1 has no number `devices`"),
+        ({"rows": ["x"]}, "row 1 has no number"),
+    ],
+)
+def test_a_document_without_numbers_is_refused(tmp_path, document, change, said):
+    with pytest.raises(HpcddpError, match=said):
+        write_page("compare", document | change, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_barest_row_makes_a_page(tmp_path):
+    bare = {"mode": "ddp", "devices": 2, "step_s_median": 0.5, "images_per_s": 4.0}
+    text = write_page("compare", {"rows": [bare]}, tmp_path).read_text()
+    assert "an unknown number of" in figure(text, "Throughput")
+    assert cells(text, "Speed")[1][2:4] == ["500 ms", "not measured here"]
