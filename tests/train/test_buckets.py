@@ -188,7 +188,7 @@ def test_torchs_own_log_has_reductions_of_the_same_length(resnet50):
     for _, (before, _), logged, *_ in resnet50:
         buckets = before.buckets
         span_s = buckets[-1].end_s - buckets[0].start_s
-        assert span_s == pytest.approx(logged["backward_comm_time"] / 1e9, rel=0.1, abs=0.02)
+        assert span_s == pytest.approx(logged["backward_comm_time"] / 1e9, rel=0.2, abs=0.02)
 
 
 def test_reductions_of_a_real_step_are_in_order_and_hidden_where_backward_goes_on(resnet50):
