@@ -54,8 +54,9 @@ def read_host_facts(
 
 
 def host_name(layout: ProcessLayout) -> str:
-    """What this node is called; those that the local launcher emulates have made-up names."""
-    return layout.hosts[layout.node_rank] if layout.launcher == "local" else socket.gethostname()
+    """What this node is called, as one would tell Slurm; the local launcher makes names up."""
+    named = layout.launcher in ("slurm", "local")  # torchrun does not name its nodes
+    return layout.hosts[layout.node_rank] if named else socket.gethostname()
 
 
 def _asked(environ: Mapping[str, str]) -> int | None:

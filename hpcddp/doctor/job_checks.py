@@ -16,8 +16,8 @@ _MUST_AGREE = ("python", "hpcddp", "torch", "nccl")
 _SKEW_S, _GREAT_SKEW_S = 1.0, 60.0
 _VISIBLE_S = 2.0
 _OF_EXPECTED, _FAR_BELOW = 0.8, 0.5
-_OF_NOMINAL = 0.1
-_MOVED_SHARE = 0.5
+_OF_NOMINAL, _ONE_STREAM_MBIT = 0.1, 10_000  # no single TCP connection uses more of a fast link
+_MOVED_SHARE = 0.3  # of what a ring sends; other algorithms send less
 
 
 def versions(processes: Processes, measured: Facts) -> Places:
@@ -219,7 +219,7 @@ def _against_nominal(
     """With nothing to compare with, the speed that the interfaces claim."""
     chosen = [facts["interface"] for facts in processes if facts["interface"]]
     known = [each["speed_mbit_per_s"] for each in chosen if each["speed_mbit_per_s"]]
-    nominal = min(known) / 8e3 if known else 0.0
+    nominal = min(*known, _ONE_STREAM_MBIT) / 8e3 if known else 0.0
     slow = [result for result in results if result[2] < _OF_NOMINAL * nominal]
     for first, second, speed in slow:
         needed = f"more than {rate_text(_OF_NOMINAL * nominal)}, a tenth of what the link claims"

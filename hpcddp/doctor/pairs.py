@@ -5,13 +5,17 @@ whose number differs in one bit: some log2(n) rounds of pairs that do not distur
 enough to tell a slow node from a slow link.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import TypeVar
 
 Pair = tuple[int, int]
+Measured = tuple[int, int, float]  # node, node, GB/s
+Node = TypeVar("Node", int, str)
 
 _ALL_PAIRS = 8
+_MOST_DOUBTS = 16
 _SLOW, _VERY_SLOW = 0.5, 0.25  # of what the others reach; load makes a factor below two
 
 
@@ -59,19 +63,24 @@ def _hypercube(num_nodes: int) -> list[list[Pair]]:
     return [[(a, a | bit) for a in nodes if not a & bit and a | bit < num_nodes] for bit in bits]
 
 
+def doubtful(measured: Sequence[Measured]) -> list[Pair]:
+    """The pairs to be tested once more, by themselves: slow ones, the slowest first, but not many.
+
+    In their round others were at work as well, on a busy host on the same cores.
+    """
+    usual = _usual(_best(measured))
+    slow = sorted((speed, a, b) for a, b, speed in measured if speed < _SLOW * usual)
+    return [(a, b) for _, a, b in slow[:_MOST_DOUBTS]]
+
+
 def slow_ones(measured: Sequence[tuple[str, str, float]]) -> tuple[list[Suspect], list[Suspect]]:
     """Slow nodes and slow links among the measured pairs (host, host, GB/s).
 
     A node is slow if even its best link is, beside the best links of the others; a link is slow
     if neither of its ends is to blame. Two nodes have nothing to be compared with.
     """
-    best: dict[str, float] = {}
-    for first, second, speed in measured:
-        for host in (first, second):
-            best[host] = max(speed, best.get(host, 0.0))
-    if len(best) < 3:
-        return [], []
-    usual = median(best.values())
+    best = _best(measured)
+    usual = _usual(best)
     nodes = [Suspect((h,), speed, usual) for h, speed in best.items() if speed < _SLOW * usual]
     blamed = {suspect.hosts[0] for suspect in nodes}
     links = [
@@ -80,3 +89,17 @@ def slow_ones(measured: Sequence[tuple[str, str, float]]) -> tuple[list[Suspect]
         if speed < _SLOW * usual and not {first, second} & blamed
     ]
     return nodes, links
+
+
+def _best(measured: Sequence[tuple[Node, Node, float]]) -> dict[Node, float]:
+    """The speed of each node's best link."""
+    best: dict[Node, float] = {}
+    for first, second, speed in measured:
+        for node in (first, second):
+            best[node] = max(speed, best.get(node, 0.0))
+    return best
+
+
+def _usual(best: Mapping[Node, float]) -> float:
+    """What is usual for a node; 0, below which nothing is, where two cannot tell who is slow."""
+    return median(best.values()) if len(best) > 2 else 0.0

@@ -1,10 +1,12 @@
 """Findings as a table for people. Checks nothing."""
 
+import re
 from collections.abc import Sequence
 
 from hpcddp.doctor.findings import SEVERITY, Finding
 
 _INDENT = "    "
+_NUMBER = re.compile(r"\d+(\.\d+)?( [mu]?s\b)?")
 
 
 def report_lines(findings: Sequence[Finding]) -> list[str]:
@@ -30,10 +32,14 @@ def summary(findings: Sequence[Finding]) -> str:
 
 
 def _grouped(findings: Sequence[Finding]) -> list[tuple[Finding, list[str]]]:
-    """Findings that say the same of several hosts, in the order of the first of each."""
+    """Findings that say the same of several hosts, in the order of the first of each.
+
+    Of those that are ok, numbers may differ: shown are the first host's.
+    """
     groups: dict[tuple[str, ...], tuple[Finding, list[str]]] = {}
     for each in findings:
-        key = (each.name, each.status, each.found, each.needed, each.fix)
+        found = _NUMBER.sub("#", each.found) if each.status == "ok" else each.found
+        key = (each.name, each.status, found, each.needed, each.fix)
         _, hosts = groups.setdefault(key, (each, []))
         if each.host and each.host not in hosts:
             hosts.append(each.host)

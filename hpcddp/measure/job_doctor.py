@@ -55,7 +55,7 @@ def examine(
     links = Links(layout.global_rank, layout.world_size)
     processes = _with_names(links, links.gather(facts | _torch_facts(device, facts)), layout)
     leaders = _leaders(processes)
-    _log.info("%d processes on %d nodes met", len(processes), len(leaders))
+    _log.info("All have met; processes: %d, nodes: %d", len(processes), len(leaders))
     alone = len(leaders) == 1
     allreduce, sent = _all_reduce(layout, ranks, device)
     moved = {p["host"]: each for p, each in zip(processes, links.gather(sent), strict=True)}

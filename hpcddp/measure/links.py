@@ -15,7 +15,7 @@ from uuid import uuid4
 import torch
 import torch.distributed as dist
 
-from hpcddp.doctor.pairs import pair_rounds
+from hpcddp.doctor.pairs import Pair, doubtful, pair_rounds
 
 _PINGS = 10
 _NOT_VISIBLE_S, _POLL_S = 20.0, 0.01
@@ -137,18 +137,32 @@ def _wait_for(path: Path, token: str, patience_s: float) -> float | None:
 def pair_speeds(
     links: Links, leaders: Sequence[Leader], device: torch.device
 ) -> list[tuple[str, str, float]]:
-    """Host, host and GB/s, each way at once, of every pair of nodes that met."""
-    nodes = {leader.global_rank: node for node, leader in enumerate(leaders)}
-    node, found = nodes.get(links.global_rank), []
+    """Host, host and GB/s, each way at once, of every pair of nodes that met.
+
+    Slow pairs meet once more, one after the other, and their better result counts.
+    """
+    speeds: dict[Pair, float] = {}
     for pairs in pair_rounds(len(leaders)):
-        for first, second in pairs:
-            if node == first:
-                speed = _exchange(links, leaders[second].global_rank, device, decides=True)
-                found.append((leaders[first].host, leaders[second].host, speed))
-            elif node == second:
-                _exchange(links, leaders[first].global_rank, device, decides=False)
-        links.wait_for_all()
-    return [result for results in links.gather(found) for result in results]
+        speeds |= _meet(links, leaders, pairs, device)
+    for pair in doubtful([(*pair, speed) for pair, speed in speeds.items()]):
+        again = _meet(links, leaders, [pair], device)
+        speeds[pair] = max(speeds[pair], again[pair])
+    return [(leaders[a].host, leaders[b].host, speed) for (a, b), speed in speeds.items()]
+
+
+def _meet(
+    links: Links, leaders: Sequence[Leader], pairs: Sequence[Pair], device: torch.device
+) -> dict[Pair, float]:
+    """The speeds of these pairs, measured at the same time; on every process."""
+    nodes = {leader.global_rank: node for node, leader in enumerate(leaders)}
+    node, found = nodes.get(links.global_rank), {}
+    for first, second in pairs:
+        if node == first:
+            speed = _exchange(links, leaders[second].global_rank, device, decides=True)
+            found[first, second] = speed
+        elif node == second:
+            _exchange(links, leaders[first].global_rank, device, decides=False)
+    return {pair: speed for results in links.gather(found) for pair, speed in results.items()}
 
 
 def _exchange(links: Links, there: int, device: torch.device, *, decides: bool) -> float:

@@ -81,16 +81,22 @@ def _value_if(applies: Callable[[Row], bool], key: str, text: Callable[[Any], st
     return lambda row: cell(row) if applies(row) else _NOTHING
 
 
-def _is_ddp(row: Row) -> bool:
-    return row.get("mode") == "ddp"
-
-
 def _has_several(row: Row) -> bool:
     return row["devices"] > 1
 
 
+def _exchanges(row: Row) -> bool:
+    return row.get("mode") == "ddp" and _has_several(row)
+
+
 def _is_scaling(row: Row) -> bool:
     return not row.get("setting")
+
+
+def _busiest_threads(row: Row) -> str:
+    """Of each process: what a process of several threads can at best be as fast as."""
+    processes = row.get("cpu_s_per_step_per_thread") or []
+    return shown([max(threads) for threads in processes if threads], many(time_text))
 
 
 def _reduced(row: Row) -> str:
@@ -118,16 +124,19 @@ _COLUMNS: dict[str, dict[str, Cell]] = {
     },
     "Communication": {
         "bytes per step": _reduced,
-        "buckets": _value_if(_is_ddp, "buckets", lambda buckets: str(len(buckets))),
+        "buckets": _value_if(_exchanges, "buckets", lambda buckets: str(len(buckets))),
         "share of the step": _value("comm_fraction", percent_text),
         "exposed": _value("exposed_comm_fraction", percent_text),
-        "exposed, by leaving it out": _value_if(_is_ddp, "no_sync_exposed_fraction", percent_text),
+        "exposed, by leaving it out": _value_if(
+            _exchanges, "no_sync_exposed_fraction", percent_text
+        ),
     },
     "Use of the machine": {
         "memory per device": _value("memory_bytes_per_device", many(bytes_text)),
         "first device / others": _value_if(_has_several, "memory_imbalance", number_text),
         "resident memory per process": _value("resident_bytes_per_process", many(bytes_text)),
         "CPU time per step and process": _value("cpu_s_per_step_per_process", many(time_text)),
+        "busiest thread (last round)": _busiest_threads,
         "use of the GPUs": _value("gpu_utilisation", many(percent_text)),
     },
 }

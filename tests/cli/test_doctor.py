@@ -76,3 +76,13 @@ def test_two_emulated_nodes_are_examined_without_slurm(tmp_path):
     assert {c["host"] for c in checks if c["name"] == "data path"} == {"node0", "node1"}
     assert [hosts[:2] for hosts in report["pairs"]] == [["node0", "node1"]]
     assert report["allreduce"]["rows"][0]["bytes"] == 1024
+
+
+def test_one_process_by_itself_says_what_it_cannot_test(tmp_path):
+    words = ["--json", f"data.root={tmp_path / 'nothing'}"]
+    done = doctor(tmp_path, *words, HPCDDP_LAUNCHER="single")
+    assert done.returncode == 1, done.stderr
+    found = by_name(done)
+    assert "No such file" in found["data path"]["found"]
+    for name in ("clocks", "pairs of nodes", "all-reduce exact", "names of all nodes"):
+        assert found[name]["status"] == "not testable"

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpcddp.cluster.filesystems import Mount, mount_of, sharing_warning
+from hpcddp.cluster import filesystems
+from hpcddp.cluster.filesystems import Mount, existing_part, mount_of, sharing_warning
 from hpcddp.cluster.interfaces import Host, Interface
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.config.yaml_text import load_yaml_mapping
@@ -21,21 +22,19 @@ TABLE = load_yaml_mapping(Path(__file__).parents[1] / "cases" / "doctor_cases.ya
 
 
 @pytest.mark.parametrize("case", TABLE["mounts"]["cases"], ids=lambda case: case["path"])
-def test_the_file_system_of_a_path_is_known_before_the_path_exists(case, tmp_path):
+def test_the_file_system_of_a_path_is_told_from_the_list_of_mounts(case, tmp_path, monkeypatch):
+    monkeypatch.setattr(filesystems, "existing_part", lambda path: path)
     mounts = tmp_path / "mountinfo"
     mounts.write_text(TABLE["mounts"]["text"])
-    # Its parents do not exist here either, so the text alone decides.
-    found = [m for m in [mount_of_text(Path(case["path"]), mounts)] if m]
-    assert [(mount.kind, mount.reach) for mount in found] == [(case["kind"], case["reach"])]
+    mount = mount_of(Path(case["path"]), mounts)
+    assert (mount.kind, mount.reach) == (case["kind"], case["reach"])
 
 
-def mount_of_text(path, mounts):
-    """The mount as if every folder of `path` existed."""
-    from hpcddp.cluster import filesystems
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(filesystems, "existing_part", lambda path: path)
-        return mount_of(path, mounts)
+def test_a_folder_that_does_not_exist_yet_is_on_the_file_system_of_the_one_above(tmp_path):
+    assert existing_part(tmp_path / "a" / "b") == tmp_path.resolve()
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(f"1 0 0:1 / / rw - ext4 /dev/a rw\n2 1 0:2 / {tmp_path} rw - nfs4 n:/ rw\n")
+    assert mount_of(tmp_path / "a" / "b", mounts).kind == "nfs4"
 
 
 def test_a_link_leads_to_the_file_system_it_points_to(tmp_path):

@@ -87,3 +87,15 @@ def test_a_report_survives_json_and_shows_equal_findings_of_several_hosts_once()
     assert has_failed(findings)
     assert lines[-1].startswith("2 fail")  # memlock, and three ranks that share one GPU
     assert not has_failed(examine_login(TABLE["login"]["healthy"]))
+
+
+def test_healthy_hosts_share_a_line_although_their_numbers_differ():
+    times = {"gpu-01": 0.0002, "gpu-02": 0.002, "gpu-03": 0.5}
+    hosts = [
+        {**HEALTHY_HOST, "host": host, "data": {"path": "/d", "files": 9, "open_s": seconds}}
+        for host, seconds in times.items()
+    ]
+    lines = [line for line in report_lines(list(examine_hosts(hosts))) if "data path" in line]
+    assert len(lines) == 2
+    assert "gpu-01, gpu-02" in lines[0]
+    assert lines[1].startswith("warn")

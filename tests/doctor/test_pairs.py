@@ -4,7 +4,7 @@ from itertools import chain
 
 import pytest
 
-from hpcddp.doctor.pairs import pair_rounds, slow_ones
+from hpcddp.doctor.pairs import doubtful, pair_rounds, slow_ones
 
 
 @pytest.mark.parametrize(
@@ -68,3 +68,12 @@ def test_a_slow_link_is_told_from_a_slow_node(num_nodes):
 @pytest.mark.parametrize("num_nodes", [2, 3, 4, 64])
 def test_where_all_are_alike_nobody_is_blamed(num_nodes):
     assert slow_ones(measured(num_nodes, lambda a, b: 10.0 + (a + b) % 3)) == ([], [])
+
+
+def test_slow_pairs_are_tested_again_the_slowest_first_and_never_very_many():
+    pairs = list(chain.from_iterable(pair_rounds(64)))
+    speeds = dict.fromkeys(pairs, 10.0) | {pairs[7]: 2.0, pairs[3]: 1.0}
+    assert doubtful([(*pair, speed) for pair, speed in speeds.items()]) == [pairs[3], pairs[7]]
+    assert doubtful([(0, 1, 0.001)]) == []  # nothing to compare it with
+    half = {pair: 1.0 if pair[0] % 2 else 10.0 for pair in pairs}
+    assert len(doubtful([(*pair, speed) for pair, speed in half.items()])) == 16
