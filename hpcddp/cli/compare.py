@@ -11,7 +11,6 @@ from hpcddp.cli.compare_text import compare_text
 from hpcddp.cli.measuring import measuring_options, prepare_job, report_of_job
 from hpcddp.cli.options import build_request
 from hpcddp.config.layout import ProcessLayout
-from hpcddp.config.schema import RunConfig
 from hpcddp.config.write import read_config
 from hpcddp.errors import HpcddpError
 from hpcddp.launch.measuring import is_in_job, measure_here, write_report
@@ -85,29 +84,24 @@ def _run_of(context: click.Context, run_dir: Path | None, typed: dict[str, Any])
     return open_run(build_request(context, typed), typed["name"], os.environ)
 
 
-def _wanted(typed: dict[str, Any], config: RunConfig) -> "Wanted":
-    from hpcddp.measure.cells import MODES, Wanted, parse_devices, parse_modes
+def _wanted(typed: dict[str, Any], gpus_of_node: int | None) -> "Wanted":
+    """What was asked for; without --devices all that a node with so many GPUs has."""
+    from hpcddp.measure.cells import MODES, Wanted, all_devices, parse_devices, parse_modes
 
+    devices = typed["devices"]
     return Wanted(
         parse_modes(typed["modes"] or ",".join(MODES)),
-        parse_devices(typed["devices"] or _all_devices(config)),
+        parse_devices(devices) if devices else all_devices(gpus_of_node or _DEVICES_WITHOUT_GPUS),
         typed["weak"],
         typed["rounds"],
         typed["steps"],
     )
 
 
-def _all_devices(config: RunConfig) -> str:
-    """1, 2, 4 ... up to the GPUs of a node."""
-    most = config.resources.gpus_per_node or _DEVICES_WITHOUT_GPUS
-    counts = {1 << power for power in range(most.bit_length())} | {most}
-    return ",".join(map(str, sorted(counts)))
-
-
 def _one_process(typed: dict[str, Any], request: ResolvedRequest) -> tuple[str, ...]:
     """Settings of a job in which one process has the whole node: its CPUs, its GPUs."""
-    config, wanted = request.config, _wanted(typed, request.config)
-    most = max(wanted.devices)
+    config = request.config
+    most = max(_wanted(typed, config.resources.gpus_per_node).devices)
     settings = {"resources.processes_per_node": 1}
     if not request.profile.has_gpus:
         settings["resources.cpus_per_process"] = most * (config.resources.cpus_per_process or 1)
@@ -136,7 +130,7 @@ def _check(request: ResolvedRequest, typed: dict[str, Any]) -> None:
     if typed["sweeps"]:
         check_swept(typed["sweeps"], config, world_size(config, request.profile))
     else:
-        wanted = _wanted(typed, config)
+        wanted = _wanted(typed, config.resources.gpus_per_node)
         check_wanted(wanted, config)
         _check_gpus(max(wanted.devices), request)
 
@@ -161,9 +155,10 @@ def _measure(layout: ProcessLayout, run: RunDir, typed: dict[str, Any], as_json:
         document = sweep_here(config, settings, layout, typed["rounds"], typed["steps"])
     else:
         _check_alone(layout)
-        from hpcddp.measure.node_comparison import compare_on_this_node
+        from hpcddp.measure.node_comparison import compare_on, this_node
 
-        document = compare_on_this_node(config, _wanted(typed, config), os.environ)
+        node = this_node(config, os.environ)
+        document = compare_on(node, config, _wanted(typed, len(node.gpus)), os.environ)
     if document is not None:
         _leave(document, run)
         _show(document, as_json)

@@ -44,6 +44,7 @@ class PlainScript:
     image: str | None = None
     nodes: int = 2
     gpus_per_node: int = 4
+    tasks_per_node: int | None = None  # None: one per GPU
     cpus_per_task: str = _CPUS_HERE
     threads: str = _CPUS_HERE
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -71,6 +72,13 @@ SCRIPTS: Mapping[str, PlainScript] = {
         nodes=1,
         gpus_per_node=1,
         options={**_SIGNAL, "array": "1-4", "output": "%x-%A_%a.log"},
+    ),
+    "dp-against-ddp": PlainScript(
+        "dp-against-ddp",
+        train='python -u -m hpcddp compare jobs/digits.yaml --name "$SLURM_JOB_NAME"',
+        nodes=1,
+        tasks_per_node=1,
+        options={"exclusive": True},
     ),
     "apptainer": PlainScript(
         "apptainer",
@@ -105,7 +113,7 @@ def plain_script(name: str) -> str:
     place = Place(RunDir(Path("$PWD") / script.job_name), "python", Path("$PWD"))
     directives = _directives(script, resources, place)
     check_options(directives)
-    asked = srun_options(resources, script.profile, script.gpus_per_node, place)
+    asked = srun_options(resources, script.profile, _tasks_per_node(script), place)
     asked["cpus-per-task"] = script.cpus_per_task
     inside = {key: asked.pop(key) for key in tuple(asked) if key.startswith("container-")}
     step = " \\\n  ".join(_wrapped(f"srun {_open(options_text(asked))}"))
@@ -118,9 +126,13 @@ def plain_script(name: str) -> str:
     )
 
 
+def _tasks_per_node(script: PlainScript) -> int:
+    return script.tasks_per_node or script.gpus_per_node
+
+
 def _directives(script: PlainScript, resources: Resources, place: Place) -> dict[str, Any]:
     """The sbatch options that `submit` would send, but for what belongs to its run directory."""
-    theirs = sbatch_options(resources, script.profile, place, script.gpus_per_node)
+    theirs = sbatch_options(resources, script.profile, place, _tasks_per_node(script))
     kept = {key: value for key, value in theirs.items() if key not in ("chdir", "signal")}
     return {**kept, "output": "%x-%j.log", **script.options}
 

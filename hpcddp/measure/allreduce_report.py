@@ -48,7 +48,11 @@ def _fit(times: Sequence[AllReduceTime], world_size: int) -> dict[str, Any] | No
     """None where one size alone was measured, or time does not grow with size."""
     if len(times) < 2:
         return None
-    fit = fit_alpha_beta([each.bytes for each in times], [each.seconds for each in times])
+    fit = fit_alpha_beta(
+        [each.bytes for each in times],
+        [each.seconds for each in times],
+        [(each.quartiles_s[1] - each.quartiles_s[0]) / each.seconds for each in times],
+    )
     if fit.beta_bytes_per_s == float("inf"):
         return None
     return {

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from hpcddp.errors import HpcddpError
 
+_SURE = 0.05
+
 
 @dataclass(frozen=True, slots=True)
 class AlphaBeta:
@@ -25,11 +27,15 @@ class AlphaBeta:
         return self.alpha_s + num_bytes / self.beta_bytes_per_s
 
 
-def fit_alpha_beta(sizes: Sequence[int], seconds: Sequence[float]) -> AlphaBeta:
+def fit_alpha_beta(
+    sizes: Sequence[int], seconds: Sequence[float], spreads: Sequence[float] | None = None
+) -> AlphaBeta:
     """Least squares of the relative misses, so that 1 KiB counts as much as 256 MiB.
 
-    A latency or a slope below zero, which noise alone can make, is taken as zero. Raises
-    HpcddpError for fewer than two different sizes and times that are no times.
+    `spreads` are relative errors, such as interquartile range / median: what scattered counts
+    less, though nothing counts as better known than 5 %. A latency or a slope below zero, which
+    noise alone can make, is taken as zero. Raises HpcddpError for fewer than two different sizes
+    and times that are no times.
     """
     if len(set(sizes)) < 2 or min(seconds) <= 0:
         raise HpcddpError(
@@ -37,27 +43,28 @@ def fit_alpha_beta(sizes: Sequence[int], seconds: Sequence[float]) -> AlphaBeta:
             f"{'size' if len(set(sizes)) == 1 else 'sizes'}. Measure a range, such as "
             "--sizes 1KiB..1MiB."
         )
-    # Of 1 = (alpha + slope S) / t: the columns are 1/t and S/t, the right side is all ones.
-    rows = [(1 / t, size / t) for size, t in zip(sizes, seconds, strict=True)]
-    a, b, c = (math.fsum(x**i * y**j for x, y in rows) for i, j in ((2, 0), (1, 1), (0, 2)))
+    # Of w = w (alpha + slope S) / t: the columns are w/t and w S/t, the right side is w.
+    weights = [_SURE / math.hypot(_SURE, spread) for spread in spreads or [0.0] * len(sizes)]
+    rows = [(w / t, w * size / t, w) for size, t, w in zip(sizes, seconds, weights, strict=True)]
+    a, b, c = (math.fsum(x**i * y**j for x, y, _ in rows) for i, j in ((2, 0), (1, 1), (0, 2)))
     det = a * c - b * b
     alpha, slope = _solve(rows, a, b, c)
-    misses = [alpha * x + slope * y - 1 for x, y in rows]
+    misses = [alpha * x + slope * y - w for x, y, w in rows]
     variance = math.fsum(miss * miss for miss in misses) / max(1, len(rows) - 2)
     return AlphaBeta(
         alpha_s=alpha,
         beta_bytes_per_s=1 / slope if slope else math.inf,
         alpha_error_s=math.sqrt(variance * c / det),
         beta_error_bytes_per_s=math.sqrt(variance * a / det) / slope**2 if slope else math.inf,
-        worst=max(map(abs, misses)),
+        worst=max(abs(miss / w) for miss, w in zip(misses, weights, strict=True)),
     )
 
 
 def _solve(
-    rows: Sequence[tuple[float, float]], a: float, b: float, c: float
+    rows: Sequence[tuple[float, float, float]], a: float, b: float, c: float
 ) -> tuple[float, float]:
     """Latency and slope of the normal equations, neither below zero."""
-    right, right_slope = math.fsum(x for x, _ in rows), math.fsum(y for _, y in rows)
+    right, right_slope = math.fsum(x * w for x, _, w in rows), math.fsum(y * w for _, y, w in rows)
     det = a * c - b * b
     alpha, slope = (c * right - b * right_slope) / det, (a * right_slope - b * right) / det
     if alpha < 0:

@@ -55,6 +55,7 @@ class Bench:
                 self._step()
             times = self.timer.take()  # waits for the device
             cpu_s, now = time.process_time() - cpu, self._threads()
+        typical = sorted(times, key=lambda step: step.step_s)[steps // 2]
         spent = [now[thread] - begin for thread, begin in threads.items() if thread in now]
         return Block(
             step_s=[step.step_s for step in times],
@@ -64,9 +65,9 @@ class Bench:
             resident_bytes=self._process.memory_info().rss,
             memory_bytes=self._take_peaks(),
             phases=[step.phases for step in times],
-            comm_bytes=times[-1].comm_bytes or self.session.traffic.comm_bytes if sync else 0,
-            buckets=[dataclasses.asdict(bucket) for bucket in times[-1].buckets],
-            backward_s=times[-1].backward_s,
+            comm_bytes=typical.comm_bytes or self.session.traffic.comm_bytes if sync else 0,
+            buckets=[dataclasses.asdict(bucket) for bucket in typical.buckets],
+            backward_s=typical.backward_s,
         )
 
     def _step(self) -> None:

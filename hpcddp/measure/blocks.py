@@ -19,7 +19,7 @@ class Block:
     memory_bytes: Sequence[int] | None = None  # the peak on each of its devices
     phases: Sequence[Mapping[str, float]] = ()  # one for each step
     comm_bytes: int = 0  # for each step
-    buckets: Sequence[Mapping[str, Any]] = ()  # of one step, relative to the begin of its backward
+    buckets: Sequence[Mapping[str, Any]] = ()  # of the middle step, since its backward began
     backward_s: float | None = None  # of that step
 
 
@@ -40,6 +40,12 @@ class CellRecord:
     def round_s(self) -> list[float]:
         """The median step of each visit."""
         return [median(slowest(visit)) for visit in self.visits]
+
+    @property
+    def typical(self) -> Sequence[Block]:
+        """The visit that is nearest to the median of all steps."""
+        middle = median(self.step_s)
+        return min(self.visits, key=lambda visit: abs(median(slowest(visit)) - middle))
 
     @property
     def blocks(self) -> list[Block]:

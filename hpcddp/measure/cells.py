@@ -76,6 +76,11 @@ def parse_devices(text: str) -> tuple[int, ...]:
     return tuple(sorted({int(word) for word in words}))
 
 
+def all_devices(most: int) -> tuple[int, ...]:
+    """1, 2, 4 ... up to `most`, and that."""
+    return tuple(sorted({1 << power for power in range(most.bit_length())} | {most}))
+
+
 def parse_sweep(words: Sequence[str], config: RunConfig) -> tuple[Setting, ...]:
     """`ddp.key=1,2,3` as one setting per value; several words as all their combinations.
 

@@ -19,6 +19,7 @@ from hpcddp.train.process_group import Ranks
 BYTES_PER_FLOAT = 4
 _WARM_UPS = 2  # and one more call before them, whose result is checked
 _FEWEST, _MOST = 3, 200
+_CLOCK_S = 1e-6  # what no clock here resolves
 _PERIOD = 251  # of the pattern; a prime, so that it fits no chunk of any algorithm
 
 
@@ -66,7 +67,7 @@ def measure_all_reduce(
         _check_sum(ranks, tensor, global_rank, world_size)
         tensor.zero_()  # sums of sums would grow without end
         warm = _slowest(ranks, _times(ranks, tensor, _WARM_UPS))
-        count = min(_MOST, max(_FEWEST, int(seconds_per_size / min(warm))))
+        count = min(_MOST, max(_FEWEST, int(seconds_per_size / max(min(warm), _CLOCK_S))))
         seconds = _slowest(ranks, _times(ranks, tensor, count))
         low, middle, high = statistics.quantiles(seconds, n=4)
         yield AllReduceTime(size, middle, (low, high), count, _WARM_UPS + 1)

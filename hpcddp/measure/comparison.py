@@ -48,8 +48,8 @@ def row_of(cell: Cell, record: CellRecord, global_batch: int) -> Row:
         "gpu_utilisation": _utilisation(record),
         "phases": {name: median(values) for name, values in _phases(blocks).items()},
         "comm_bytes_per_step": blocks[-1].comm_bytes,
-        "buckets": [dict(bucket) for bucket in _latest(record)[0].buckets],
-        "backward_s": _latest(record)[0].backward_s,
+        "buckets": [dict(bucket) for bucket in record.typical[0].buckets],
+        "backward_s": record.typical[0].backward_s,
     }
 
 

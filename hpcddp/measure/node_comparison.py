@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from hpcddp.cluster.devices import visible_devices
+from hpcddp.cluster.devices import device_wish, visible_devices
 from hpcddp.config.schema import RunConfig
 from hpcddp.errors import HpcddpError
 from hpcddp.measure.blocks import CellRecord
@@ -43,15 +43,14 @@ class Node:
         return "nccl" if self.gpus else "gloo"
 
 
-def compare_on_this_node(
-    config: RunConfig, wanted: Wanted, environ: Mapping[str, str]
+def compare_on(
+    node: Node, config: RunConfig, wanted: Wanted, environ: Mapping[str, str]
 ) -> dict[str, Any]:
     """Measure every cell that this node has the devices for; the document of the comparison.
 
     Raises ConfigError for what does not divide, GroupFailed where a process fails.
     """
     check_wanted(wanted, config)
-    node = _this_node(config, environ)
     cells = [cell for cell in wanted.cells if not node.gpus or cell.devices <= len(node.gpus)]
     if not cells:
         raise HpcddpError(
@@ -82,10 +81,10 @@ def compare_on_this_node(
     )
 
 
-def _this_node(config: RunConfig, environ: Mapping[str, str]) -> Node:
+def this_node(config: RunConfig, environ: Mapping[str, str]) -> Node:
+    """What this process may use: its CPUs, and the GPUs it sees unless the CPU is wished for."""
     cpus = sorted(os.sched_getaffinity(0))
-    # As `choose_device` has it; it also says what is wrong where a GPU is wished for in vain.
-    is_cpu = config.train.device == "cpu" or environ.get("HPCDDP_DEVICE") == "cpu"
+    is_cpu = "cpu" in (config.train.device, device_wish(environ))
     count = 0 if is_cpu else torch.cuda.device_count()
     named = visible_devices(environ) or tuple(map(str, range(count)))
     return Node(cpus, named[:count])
@@ -131,6 +130,6 @@ def _visit_all(
             record.visits.append(group.take(wanted.steps))
         record.utilisation.append(use)
         if group.cell.processes > 1:
-            # Two to begin with: in the first, buffers are still sent out.
-            record.without_sync.append(group.take(wanted.steps, discard=2, sync=False))
-            group.take(1, discard=1)
+            # The first without exchange still sends out buffers, and the first of the next round
+            # does not: neither counts.
+            record.without_sync.append(group.take(wanted.steps, sync=False))

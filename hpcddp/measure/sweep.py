@@ -39,6 +39,8 @@ def sweep_here(
     if config.train.deterministic:
         make_deterministic()
     ranks = open_ranks(layout, device, config.train.rendezvous_timeout_s)
+    # Each session would tell of a training that never is.
+    logging.getLogger("hpcddp.train").setLevel(logging.WARNING)
     with tempfile.TemporaryDirectory(prefix="hpcddp-") as folder:
         benches = []
         for index, setting in enumerate(settings):
@@ -47,6 +49,8 @@ def sweep_here(
             run = config_of_setting(setting, config)
             benches.append(build_bench(run, layout, run_dir, device, ranks))
             benches[-1].take(_WARM_UP_STEPS, discard=0)
+            if layout.is_main:
+                _log.info("%s is ready", Cell("ddp", layout.world_size, setting).name)
         records = _Gatherer(layout).measure(benches, rounds, steps)
     ranks.close()
     return _document(config, settings, records, layout, device) if layout.is_main else None
@@ -65,9 +69,9 @@ class _Gatherer:
             pairs = list(zip(benches, records, strict=True))
             for bench, record in reversed(pairs) if number % 2 else pairs:
                 record.visits.append(self._gather(bench.take(steps)))
-                alone = bench.take(steps, discard=2, sync=False)
-                record.without_sync.append(self._gather(alone))
-                bench.take(1, discard=1)
+                # The first without exchange still sends out buffers, and the first of the next
+                # round does not: neither counts.
+                record.without_sync.append(self._gather(bench.take(steps, sync=False)))
             if self._layout.is_main:
                 _log.info("round %d of %d", number + 1, rounds)
         return records

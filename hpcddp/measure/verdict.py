@@ -70,7 +70,7 @@ def _dp_against_ddp(dp: Row, ddp: Row, rows: Sequence[Row], where: Circumstances
     ratio = ratio_of(ddp["round_s_medians"], dp["round_s_medians"])
     place = f"on {_devices(ddp)}"
     if _is_noise(ratio):
-        words = f"DP and DDP are equally fast {place}, within noise."
+        words = f"DP and DDP {_alike(ratio)} {place}: within noise."
     elif ratio.value > 1:
         words = f"DDP is {ratio.value:.2f} times as fast as DP {place}."
     else:
@@ -90,7 +90,7 @@ def _many_against_one(most: Row, one: Row, where: Circumstances) -> Verdict:
     ratio = _throughput_ratio(one, most)
     place = f"{most['mode']} on {_devices(most)}"
     if _is_noise(ratio):
-        words = f"{place} is as fast as {_devices(one)}, within noise."
+        words = f"{place} and {_devices(one)} {_alike(ratio)}: within noise."
     elif ratio.value < 1:
         words = f"{place} is slower than {_devices(one)}: {ratio.value:.2f} times its images/s."
     else:
@@ -170,7 +170,7 @@ def _judged(
     control = _control(rows)
     if control is not None and abs(control.value - 1) > max(SMALLEST, abs(ratio.value - 1)):
         doubts.append("what is the same computation on one device differs by more than the modes")
-    if doubts:
+    if doubts or (_is_noise(ratio) and not _is_clear(ratio)):
         confidence = "low"
     else:
         confidence = "high" if rounds >= _MANY_ROUNDS and _is_clear(ratio) else "medium"
@@ -187,6 +187,11 @@ def _is_clear(ratio: Ratio) -> bool:
     if _is_noise(ratio):
         return ratio.low >= 1 - _TIGHT and ratio.high <= 1 + _TIGHT
     return ratio.low > 1 + SMALLEST or ratio.high < 1 - SMALLEST
+
+
+def _alike(ratio: Ratio) -> str:
+    """Two things between which no difference was found: because there is none, or for noise."""
+    return "are equally fast" if _is_clear(ratio) else "cannot be told apart"
 
 
 def _control(rows: Sequence[Row]) -> Ratio | None:

@@ -24,7 +24,7 @@ from hpcddp.report.values import (
 
 _MOST_TIMELINES = 6
 _UNEVEN = 1.05
-_SPREAD = "whiskers are the interquartile range"
+_SPREAD = "whiskers are as long as the interquartile range"
 Paint = Callable[[Figure], None]
 
 
@@ -86,7 +86,7 @@ def _drawing(key: str, title: str, height_in: float, said: str, paint: Paint) ->
 
 def _throughput(rows: Sequence[Row], document: Row) -> Drawing:
     said = f"Medians; {_SPREAD}. {counts_text(rows)}."
-    return _drawing("throughput", "Throughput by mode and devices", 3.4, said,
+    return _drawing("throughput", "Throughput by mode and devices", 3.7, said,
                     lambda figure: paint_throughput(figure, rows, document))  # fmt: skip
 
 
@@ -119,7 +119,12 @@ def _memory(rows: Sequence[Row], document: Row) -> Drawing:
         for row in known
         if (row.get("memory_imbalance") or 1.0) >= _UNEVEN
     ]
-    said = " ".join(["Highest of the whole measurement.", *(f"{line}." for line in uneven)])
+    said = " ".join(
+        [
+            f"Highest of the whole measurement. {counts_text(known)}.",
+            *(f"{line}." for line in uneven),
+        ]
+    )
     bars = sum(len(row["memory_bytes_per_device"]) for row in known)
     return _drawing("memory", title, 0.8 + 0.22 * bars, said,
                     lambda figure: paint_memory(figure, known, document))  # fmt: skip
@@ -136,11 +141,12 @@ def _timelines(rows: Sequence[Row], document: Row) -> list[Drawing]:
 
 
 def _timeline(number: int, row: Row, document: Row) -> Drawing:
-    reduced, late_s = sum(bucket["bytes"] for bucket in row["buckets"]), exposed_s(row)
+    buckets = row["buckets"]
+    reduced, late_s = sum(bucket["bytes"] for bucket in buckets), exposed_s(row)
     ends = f"the last one ends {time_text(late_s)} after backward" if late_s else "all hidden"
     said = (
         "One step, not a median (n = 1). A black tick is when a bucket's gradients were ready. "
-        f"{bytes_text(reduced)} in {len(row['buckets'])} buckets; {ends}."
+        f"{bytes_text(reduced)} in {len(buckets)} bucket{'s' * (len(buckets) > 1)}; {ends}."
     )
     title = f"Buckets of one step: {place_text(row, document)}"
     height_in = 1.4 + 0.26 * len(row["buckets"])

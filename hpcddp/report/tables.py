@@ -81,12 +81,12 @@ def _value_if(applies: Callable[[Row], bool], key: str, text: Callable[[Any], st
     return lambda row: cell(row) if applies(row) else _NOTHING
 
 
-def _is_ddp(row: Row) -> bool:
-    return row.get("mode") == "ddp"
-
-
 def _has_several(row: Row) -> bool:
     return row["devices"] > 1
+
+
+def _exchanges(row: Row) -> bool:
+    return row.get("mode") == "ddp" and _has_several(row)
 
 
 def _is_scaling(row: Row) -> bool:
@@ -118,10 +118,12 @@ _COLUMNS: dict[str, dict[str, Cell]] = {
     },
     "Communication": {
         "bytes per step": _reduced,
-        "buckets": _value_if(_is_ddp, "buckets", lambda buckets: str(len(buckets))),
+        "buckets": _value_if(_exchanges, "buckets", lambda buckets: str(len(buckets))),
         "share of the step": _value("comm_fraction", percent_text),
         "exposed": _value("exposed_comm_fraction", percent_text),
-        "exposed, by leaving it out": _value_if(_is_ddp, "no_sync_exposed_fraction", percent_text),
+        "exposed, by leaving it out": _value_if(
+            _exchanges, "no_sync_exposed_fraction", percent_text
+        ),
     },
     "Use of the machine": {
         "memory per device": _value("memory_bytes_per_device", many(bytes_text)),

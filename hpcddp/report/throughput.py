@@ -9,14 +9,19 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from hpcddp.report.drawing import GREY, MODE_COLOURS, MODE_MARKERS, wrapped
 from hpcddp.report.values import Row, mode_text
 
+_ASIDE = 0.008  # of the axis
+
 
 def paint_throughput(figure: Figure, rows: Sequence[Row], document: Row) -> None:
     """A line for each mode, and the line that perfect scaling would be."""
     axes = figure.subplots()
-    for mode in dict.fromkeys(row["mode"] for row in rows):
+    devices = sorted({row["devices"] for row in rows})
+    modes = list(dict.fromkeys(row["mode"] for row in rows))
+    for number, mode in enumerate(modes):
+        aside = _ASIDE * (devices[-1] - devices[0]) * (number - (len(modes) - 1) / 2)
         own = sorted((r for r in rows if r["mode"] == mode), key=lambda row: row["devices"])
         axes.errorbar(
-            [row["devices"] for row in own],
+            [row["devices"] + aside for row in own],  # whiskers side by side
             [row["images_per_s"] for row in own],
             yerr=[_spread(row) for row in own],
             label=wrapped(mode_text(own[0], document)),
@@ -24,7 +29,6 @@ def paint_throughput(figure: Figure, rows: Sequence[Row], document: Row) -> None
             marker=MODE_MARKERS.get(mode, "D"),
             capsize=3,
         )
-    devices = sorted({row["devices"] for row in rows})
     _paint_ideal(axes, rows, devices)
     axes.xaxis.set_major_locator(FixedLocator(devices))
     axes.xaxis.set_minor_locator(NullLocator())
@@ -32,7 +36,7 @@ def paint_throughput(figure: Figure, rows: Sequence[Row], document: Row) -> None
     axes.set_ylim(bottom=0)
     axes.set_xlabel("devices")
     axes.set_ylabel("images per second")
-    axes.legend(loc="upper left")
+    figure.legend(loc="outside lower center", ncols=2)
 
 
 def _spread(row: Row) -> float:

@@ -71,7 +71,8 @@ def test_the_command_of_a_script_is_one_that_hpcddp_understands(path):
     environ = {"SLURM_JOB_NAME": "name", "SLURM_ARRAY_TASK_ID": "3", "PWD": "/here"}
     told = subprocess.run(["bash", "-c", tell], env=environ, capture_output=True, text=True)
     words = told.stdout.rstrip("\0").split("\0")
-    job, *options = words[words.index("run") + 1 :]
+    verb, job, *options = words[words.index("hpcddp") + 1 :]
+    assert verb == ("compare" if path.stem == "dp-against-ddp" else "run")
     assert options[:2] == ["--name", "name-3" if path.stem == "array" else "name"]
     resolved = resolve_request(
         Request(job=job, overrides=tuple(options[2:])), {"HPCDDP_CLUSTER": "local"}

@@ -29,6 +29,17 @@ def test_a_miss_of_the_largest_size_does_not_drown_the_latency():
     assert 0 < fit.beta_error_bytes_per_s < 0.1 * fit.beta_bytes_per_s
 
 
+def test_what_scattered_counts_less():
+    """Small sizes on a busy machine, three times as slow as on an idle one."""
+    times = [5e-4 + size / 1.25e8 for size in SIZES]
+    noisy = [3 * t if size < 1 << 19 else t for size, t in zip(SIZES, times, strict=True)]
+    spreads = [2.0 if size < 1 << 19 else 0.0 for size in SIZES]
+    plain, weighted = fit_alpha_beta(SIZES, noisy), fit_alpha_beta(SIZES, noisy, spreads)
+    assert plain.alpha_s > 1.5e-3
+    assert weighted.alpha_s == pytest.approx(5e-4, rel=0.3)
+    assert weighted.beta_bytes_per_s == pytest.approx(1.25e8, rel=0.01)
+
+
 def test_noise_gives_no_negative_latency_and_no_negative_bandwidth():
     fast_small = fit_alpha_beta([1000, 10_000], [1e-6, 1e-4])
     assert (fast_small.alpha_s, fast_small.beta_bytes_per_s > 0) == (0, True)

@@ -1,6 +1,7 @@
 """From blocks of steps to rows, document and CSV, with numbers worked out by hand."""
 
 import csv
+import dataclasses
 import json
 
 import pytest
@@ -80,6 +81,12 @@ def test_a_row_by_hand():
 
 def row_keys_missing(row):
     return ROW_KEYS - set(row)
+
+
+def test_the_buckets_shown_are_those_of_a_typical_visit():
+    slow, usual = dataclasses.replace(block(9.0), backward_s=5.0), block(1.0)
+    record = CellRecord(visits=[[usual], [usual], [slow]])
+    assert row_of(Cell("ddp", 2), record, 4)["backward_s"] == 0.25
 
 
 def test_what_was_not_measured_is_none():

@@ -6,6 +6,7 @@ import time
 
 import psutil
 import pytest
+import torch
 
 from hpcddp.config.load import Layer, command_line_layer, resolve
 from hpcddp.measure.cells import MODES, Cell, Wanted, config_of
@@ -92,3 +93,15 @@ def test_a_process_that_does_not_answer_is_given_up(tmp_path):
         os.kill(group._processes[0].pid, signal.SIGSTOP)
         with pytest.raises(GroupFailed, match="has not answered for 2 s"):
             group.take(1)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 1, reason="needs a GPU")
+def test_on_a_gpu_memory_and_time_are_those_of_the_device(tmp_path):
+    with start(Cell("single", 1), tmp_path / "group", "train.device=cuda") as group:
+        group.wait_until_ready()
+        [block] = group.take(3)
+    assert len(block.memory_bytes) == 1
+    assert block.memory_bytes[0] > 4 * 352_042  # the parameters, and more
+    assert min(block.step_s) > 0
+    assert sum(phase["forward_s"] for phase in block.phases) > 0

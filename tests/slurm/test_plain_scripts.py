@@ -156,6 +156,16 @@ def test_torchrun_starts_the_processes_of_each_node(user, hpcddp):
     assert len({(place["node_rank"], place["local_rank"]) for place in places}) == 4
 
 
+def test_dp_against_ddp_measures_all_modes_in_one_task(user, hpcddp):
+    words = f"{{}} {TRAIN} train.max_steps=1 --rounds 1 --steps 1 --devices 1,2"
+    sizes = ("--gpus-per-node=2", "--cpus-per-task=2")
+    output = user.complete(user.send("dp-against-ddp", words, *sizes))
+    document = json.loads((hpcddp.run_dir("dp-against-ddp").reports / "compare.json").read_text())
+    measured = [(row["mode"], row["devices"]) for row in document["rows"]]
+    assert measured == [("single", 1), ("dp", 1), ("ddp", 1), ("dp", 2), ("ddp", 2)]
+    assert document["verdict"]["words"] in output
+
+
 @pytest.mark.parametrize("name", ["apptainer", "pyxis"])
 def test_every_process_is_started_in_the_image(user, name):
     user.tool("srun" if name == "pyxis" else name, SHIMS[name])

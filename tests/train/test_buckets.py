@@ -89,8 +89,15 @@ def resnet50_steps(run_dir, layout):
         if step:
             steps.append([said(entry) for entry in collectives()[before:]])
     times, logged = session.timer.take(), ddp._get_ddp_logging_data()
+    with session.forward.replicas.skip_sync():
+        for _ in range(2):
+            before = len(collectives())
+            with session.timer.step():
+                train_step(session)
+                close_vote(session)
+    unsynced = [said(entry) for entry in collectives()[before:]], session.timer.take()
     ranks.close()
-    return steps, times[1:], logged, session.traffic
+    return steps, times[1:], logged, session.traffic, unsynced
 
 
 def collectives():
@@ -113,7 +120,7 @@ def resnet50(tmp_path_factory):
 
 
 def test_a_step_of_resnet50_reduces_the_bytes_that_it_says(resnet50):
-    for steps, timed, logged, traffic in resnet50:
+    for steps, timed, logged, traffic, _ in resnet50:
         for sent, times in zip(steps, timed, strict=True):
             reduced = [count for what, group, _, count in sent if (what, group) == REDUCE]
             assert [4 * count for count in reduced] == [one.bytes for one in times.buckets]
@@ -124,7 +131,7 @@ def test_a_step_of_resnet50_reduces_the_bytes_that_it_says(resnet50):
 
 
 def test_a_step_of_resnet50_broadcasts_its_buffers_once_in_two_messages(resnet50):
-    for steps, _, _, traffic in resnet50:
+    for steps, _, _, traffic, _ in resnet50:
         for sent in steps:
             buffers = [one[2:] for one in sent if one[:2] == BROADCAST]
             assert dict(buffers) == RESNET50_BUFFERS
@@ -141,9 +148,17 @@ def test_passes_that_only_accumulate_move_nothing_but_buffers(resnet50):
             assert [(dtype, count) for *_, dtype, count in others] == [("Int", 2)]
 
 
+def test_a_step_without_synchronisation_exchanges_only_its_vote(resnet50):
+    """Buffers neither, but for the first such step: DDP sends them out after a synchronisation."""
+    for *_, (sent, timed) in resnet50:
+        assert [(dtype, count) for *_, dtype, count in sent] == [("Int", 2)]
+        for times in timed:
+            assert (times.buckets, times.comm_bytes, times.phases["comm_s"]) == ([], 0, 0)
+
+
 def test_torchs_own_log_has_reductions_of_the_same_length(resnet50):
     """It counts from the first begin to the last end, and writes it down when the next begins."""
-    for _, (before, _), logged, _ in resnet50:
+    for _, (before, _), logged, *_ in resnet50:
         buckets = before.buckets
         span_s = buckets[-1].end_s - buckets[0].start_s
         assert span_s == pytest.approx(logged["backward_comm_time"] / 1e9, rel=0.1, abs=0.02)

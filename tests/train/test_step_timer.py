@@ -1,9 +1,12 @@
 """What a step consists of adds up, on a clock that the test moves and on the real one."""
 
 import pytest
+import torch
+from torch import nn
 from train_ranks import small_config, train_on
 
 from hpcddp.run_dir import RunDir, read_json_lines
+from hpcddp.train.clock import clock_of
 from hpcddp.train.step_timer import DP_PARTS, PHASES, NoTimer, StepTimer
 
 
@@ -140,3 +143,61 @@ def test_records_of_a_run_say_what_its_steps_consisted_of(mode, tmp_path):
         assert (set(DP_PARTS) <= set(phases)) == (mode == "dp")
         assert 0 <= phases["exposed_comm_s"] <= phases["comm_s"] + 2e-6
         assert min(phases["forward_s"], phases["backward_s"], phases["optimizer_s"]) > 0
+
+
+class FakeEvent:
+    """As torch.cuda.Event, on a device whose time the test sets."""
+
+    device_ms = 0.0
+
+    def __init__(self, enable_timing):
+        assert enable_timing
+        self.log = []
+
+    def record(self, stream):
+        self.at_ms = FakeEvent.device_ms
+        self.log.append(("record", stream))
+
+    def synchronize(self):
+        self.log.append("synchronize")
+
+    def elapsed_time(self, end):
+        assert end.log
+        return end.at_ms - self.at_ms
+
+
+def test_on_a_gpu_moments_are_events_in_the_current_stream(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
+    clock = clock_of(torch.device("cuda", 1))
+    timer = StepTimer(clock)
+    with timer.step():
+        FakeEvent.device_ms += 500
+        with timer.forward():
+            FakeEvent.device_ms += 250
+    marks = [moment for _, moment in timer._done[0].phases]
+    assert all(moment.log == [("record", "stream of cuda:1")] for moment in marks)
+    [times] = timer.take()
+    assert (times.step_s, times.phases["forward_s"], times.phases["other_s"]) == (0.75, 0.25, 0.5)
+    assert [moment.log[1:] for moment in marks] == [[]] * (len(marks) - 1) + [["synchronize"]]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_a_phase_lasts_as_long_as_its_kernels_and_not_as_its_calls():
+    device = torch.device("cuda", 0)
+    timer = StepTimer(clock_of(device))
+    layer = nn.Linear(8192, 8192, device=device)
+    batch = torch.randn(8192, 8192, device=device)
+    for _ in range(3):
+        with timer.step():
+            with timer.forward():
+                loss = layer(batch).sum()
+            with timer.backward():
+                loss.backward()
+            with timer.optimizer():
+                layer.zero_grad()
+    times = timer.take()[-1]
+    assert times.step_s == pytest.approx(sum(times.phases[name] for name in PHASES))
+    assert times.phases["forward_s"] + times.phases["backward_s"] > 0.9 * times.step_s
+    assert times.phases["backward_s"] > times.phases["forward_s"]
