@@ -25,7 +25,7 @@ from hpcddp.launch.witness import attend
 from hpcddp.run_dir import RunDir
 from hpcddp.stop_flag import STOP_SIGNALS, StopFlag
 
-_NOT_THE_USERS_FAULT = ("rendezvous", "checkpoint_not_written")
+_NOT_THE_USERS_FAULT = ("rendezvous", "checkpoint_not_written", "group_failed")
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # and an ignored signal stays so over exec
 
 _log = logging.getLogger("hpcddp")
