@@ -156,9 +156,11 @@ def config_of(cell: Cell, wanted: Wanted, config: RunConfig) -> RunConfig:
         global_batch = per_device * cell.devices
     else:
         global_batch = train.global_batch
-    micro_batch = train.micro_batch  # per device; dp's only process feeds several
-    if micro_batch is not None and cell.mode == "dp":
-        micro_batch *= cell.devices
+    # Both are meant per device; dp's only process feeds several.
+    micro_batch, workers = train.micro_batch, config.data.workers
+    if cell.mode == "dp":
+        micro_batch = None if micro_batch is None else micro_batch * cell.devices
+        workers *= cell.devices
     plan_batches(global_batch=global_batch, micro_batch=micro_batch, world_size=cell.processes)
     trained = dataclasses.replace(
         train,
@@ -167,7 +169,8 @@ def config_of(cell: Cell, wanted: Wanted, config: RunConfig) -> RunConfig:
         global_batch=global_batch,
         micro_batch=micro_batch,
     )
-    return measured(dataclasses.replace(config, train=trained))
+    data = dataclasses.replace(config.data, workers=workers)
+    return measured(dataclasses.replace(config, train=trained, data=data))
 
 
 def config_of_setting(setting: Setting, config: RunConfig) -> RunConfig:

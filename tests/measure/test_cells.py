@@ -49,6 +49,12 @@ def test_a_run_of_each_cell_has_the_same_global_batch():
     assert (runs["ddp x 4"].replicas, runs["ddp x 4"].dp_devices) == ("ddp", None)
 
 
+def test_every_device_has_the_same_number_of_loader_workers_in_every_mode():
+    wanted, config = Wanted(MODES, (1, 4)), run("train.global_batch=64", "data.workers=3")
+    for cell in wanted.cells:
+        assert config_of(cell, wanted, config).data.workers * cell.processes == 3 * cell.devices
+
+
 def test_with_weak_scaling_each_device_has_the_same_number_of_images():
     wanted, config = Wanted(MODES, (1, 2, 4), is_weak=True), run("train.global_batch=64")
     for cell in wanted.cells:
