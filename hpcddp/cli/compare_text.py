@@ -110,7 +110,7 @@ _FIGURES = {
 def _footnotes(document: Mapping[str, Any]) -> list[str]:
     rows = document["rows"]
     said = [
-        "N: steps counted + left out at the begin of each round. IQR: width of the middle half.",
+        "N: steps counted + left out at the begin and after pauses. IQR: width of the middle half.",
         "EXPOSED: communication that nothing hides, and its share OF STEP. NO SYNC: by how much a",
         "step is shorter without any exchange, measured apart. CPU ms: of all processes together.",
     ]

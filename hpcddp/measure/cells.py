@@ -56,6 +56,13 @@ class Wanted:
         pairs = itertools.product(self.devices, self.modes)
         return tuple(Cell(mode, n) for n, mode in pairs if mode != "single" or n == 1)
 
+    @property
+    def left_out(self) -> list[str]:
+        """What is asked for and is no cell."""
+        if "single" not in self.modes or 1 in self.devices:
+            return []
+        return ["single: it trains on one device, and 1 is not among --devices"]
+
 
 def parse_modes(text: str) -> tuple[str, ...]:
     """`single,dp,ddp` in the order of MODES. Raises ConfigError for a word that is none."""

@@ -67,7 +67,7 @@ class Group:
         environ: Mapping[str, str],
     ) -> None:
         """Start them; `cpus` are those of each process, `folder` is new and theirs alone."""
-        self.cell = cell
+        self.cell, self.config = cell, config
         self._folder = folder
         self._timeout_s = float(config.train.hang_timeout_s) or float("inf")
         self._start_s = config.train.rendezvous_timeout_s + self._timeout_s

@@ -37,6 +37,15 @@ def test_every_mode_is_measured_on_every_number_of_devices_and_single_on_one():
     assert [cell.processes for cell in wanted.cells] == [1, 1, 1, 1, 2, 1, 4]
 
 
+@pytest.mark.parametrize(
+    ("modes", "devices", "said"),
+    [("single,ddp", "2,4", ["single: it trains on one"]), ("ddp", "2", []), ("single", "1,2", [])],
+)
+def test_single_is_said_to_be_left_out_where_one_device_is_not_asked_for(modes, devices, said):
+    left_out = Wanted(parse_modes(modes), parse_devices(devices)).left_out
+    assert [line[: len("single: it trains on one")] for line in left_out] == said
+
+
 def test_a_run_of_each_cell_has_the_same_global_batch():
     wanted, config = Wanted(MODES, (1, 4)), run("train.global_batch=64", "train.micro_batch=8")
     runs = {cell.name: config_of(cell, wanted, config).train for cell in wanted.cells}
