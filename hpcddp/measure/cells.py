@@ -91,9 +91,10 @@ def all_devices(most: int) -> tuple[int, ...]:
 def parse_sweep(words: Sequence[str], config: RunConfig) -> tuple[Setting, ...]:
     """`ddp.key=1,2,3` as one setting per value; several words as all their combinations.
 
+    The same value twice is two settings: what differs between them is noise.
     Raises ConfigError for a key outside `ddp.` and for a value that its key cannot have.
     """
-    axes = []
+    axes: dict[str, list[str]] = {}
     for word in words:
         key, equals, text = word.partition("=")
         if not key.startswith(SWEPT) or not equals:
@@ -101,8 +102,10 @@ def parse_sweep(words: Sequence[str], config: RunConfig) -> tuple[Setting, ...]:
                 f"--sweep {word}: a sweep varies options of DistributedDataParallel only, for "
                 "example ddp.bucket_cap_mib=1,10,25,50,100."
             )
-        axes.append([f"{key}={value.strip()}" for value in text.split(",")])
-    return tuple(_setting(combination, config) for combination in itertools.product(*axes))
+        if key in axes:
+            raise ConfigError(f"--sweep {word}: give all values of {key} in one --sweep.")
+        axes[key] = [f"{key}={value.strip()}" for value in text.split(",")]
+    return tuple(_setting(combination, config) for combination in itertools.product(*axes.values()))
 
 
 def check_swept(words: Sequence[str], config: RunConfig, world_size: int) -> tuple[Setting, ...]:

@@ -98,14 +98,15 @@ def _document(
         row_of(cell, record, config.train.global_batch)
         for cell, record in zip(cells, records, strict=True)
     ]
-    base = base_of(rows, {key: value_at(config, key) for key in settings[0]})
+    configured = {key: value_at(config, key) for key in settings[0]}
+    base = base_of(rows, configured)
+    index = [row is base for row in rows].index(True)
     rows = with_speedups(rows, base, is_weak=False)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    [base] = [row for row in rows if row["setting"] == base["setting"]]
     return compare_document(
         config,
         rows,
-        verdict_of_sweep(rows, base, Circumstances(backend)),
+        verdict_of_sweep(rows, index, Circumstances(backend), is_own=settings[index] == configured),
         backend=backend,
         is_strong=True,
         fitted={},

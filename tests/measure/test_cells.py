@@ -139,6 +139,12 @@ def test_a_sweep_that_cannot_be_is_refused(word, overrides, world_size, said):
         check_swept([word], run(*overrides), world_size)
 
 
+def test_a_key_is_swept_once_and_its_values_may_be_equal():
+    with pytest.raises(ConfigError, match=r"give all values of ddp\.static_graph in one --sweep"):
+        check_swept(["ddp.static_graph=true", "ddp.static_graph=false"], run(), 2)
+    assert len(check_swept(["ddp.bucket_cap_mib=25,25"], run(), 2)) == 2
+
+
 @pytest.mark.parametrize(
     ("cpus", "most", "expected"),
     [
