@@ -112,5 +112,5 @@ def _document(
         fitted={},
         missing=not_measured(cells, cells, rows, has_gpus=backend == "nccl"),
         cpus=len(os.sched_getaffinity(0)),
-        hosts=layout.hosts,
+        layout=layout,
     )

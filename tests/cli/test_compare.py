@@ -67,6 +67,7 @@ def test_a_sweep_prints_each_value_with_total_and_exposed_communication(compare,
     done = compare("--cluster", "local", "--name", "s", "--follow", *sweep, *ONCE, *SMALL)
     assert done.returncode == 0, done.stderr
     assert "settings of DistributedDataParallel: shufflenet_v2_x0_5" in done.stdout
+    assert "\n2 processes, 1 per node; 2 x " in done.stdout
     lines = [line.split() for line in done.stdout.splitlines()]
     measured = [line for line in lines if line[:1] and line[0].startswith("ddp.bucket_cap_mib=")]
     values = [line[0].removeprefix("ddp.bucket_cap_mib=") for line in measured[:3]]
