@@ -202,11 +202,11 @@ def test_the_csv_has_a_line_for_each_row_and_a_column_for_each_phase():
 def test_what_is_missing_is_said():
     cells = (Cell("dp", 2), Cell("ddp", 2), Cell("ddp", 4))
     rows = rows_of(("dp", 2, 1.0), ("ddp", 2, 1.0))
-    on_cpus = not_measured(cells, cells, rows, has_gpus=False)
+    on_cpus = not_measured(cells, cells, rows, has_gpus=False, no_use="why")
     assert any("torch.nn.DataParallel: it needs GPUs" in line for line in on_cpus)
-    on_gpus = not_measured(cells, cells[:2], rows, has_gpus=True)
+    on_gpus = not_measured(cells, cells[:2], rows, has_gpus=True, no_use="why")
     assert on_gpus[0] == "ddp x 4: this node does not show 4 GPUs"
-    assert "nvidia-ml-py" in on_gpus[1]
+    assert on_gpus[1] == "use of the GPUs: why"
 
 
 @pytest.mark.parametrize(
