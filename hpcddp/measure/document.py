@@ -21,8 +21,8 @@ DP_ON_CPU = "DataParallel algorithm on CPU threads"
 _CSV_FIELDS = (
     *("mode", "devices", "setting", "global_batch", "n", "discarded"),
     *("step_s_median", "step_s_p95", "step_s_iqr", "images_per_s", "speedup", "efficiency"),
-    *("karp_flatt", "comm_fraction", "exposed_comm_fraction", "no_sync_exposed_fraction"),
-    *("comm_bytes_per_step", "memory_imbalance"),
+    *("karp_flatt", "comm_fraction", "exposed_comm_fraction", "overlap_ratio"),
+    *("no_sync_exposed_fraction", "comm_bytes_per_step", "memory_imbalance"),
 )
 
 
