@@ -34,7 +34,9 @@ class BucketMarks:
     end: Any = None
 
 
-def watch(ddp: DistributedDataParallel, clock: Clock, note: Callable[[BucketMarks], None]) -> None:
+def note_buckets(
+    ddp: DistributedDataParallel, clock: Clock, note: Callable[[BucketMarks], None]
+) -> None:
     """Let `ddp` reduce as it does by itself, bit for bit, and `note` every bucket.
 
     Scales by a factor of 1/n and then adds up, as DDP's own path does: dividing by n, as torch's

@@ -74,7 +74,7 @@ class DdpReplicas:
             gradient_as_bucket_view=True,
             static_graph=static_graph,
         )
-        timer.watch(self._ddp)
+        timer.note_buckets(self._ddp)
 
     def __call__(self, images_nchw: torch.Tensor) -> torch.Tensor:
         return self._ddp(images_nchw)

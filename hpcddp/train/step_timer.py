@@ -14,22 +14,17 @@ from typing import Any, Protocol
 
 from torch.nn.parallel import DistributedDataParallel
 
-from hpcddp.train.buckets import BucketMarks, BucketTimes, covered_s, exposed_s, times_of, watch
+from hpcddp.phases import DP_PARTS, PHASES
+from hpcddp.train.buckets import (
+    BucketMarks,
+    BucketTimes,
+    covered_s,
+    exposed_s,
+    note_buckets,
+    times_of,
+)
 from hpcddp.train.clock import Clock
 
-# They add up to the step. Reductions that run beside backward are not among them; what of them
-# outlasts it is.
-PHASES = (
-    "data_wait_s",
-    "host_to_device_s",
-    "forward_s",
-    "backward_s",
-    "exposed_comm_s",
-    "optimizer_s",
-    "other_s",
-)
-# What DataParallel spends between replicas; nothing hides it, so it is exposed as a whole.
-DP_PARTS = ("broadcast_s", "scatter_s", "gather_s", "reduce_s")
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
@@ -38,24 +33,19 @@ class StepTimes:
     """One step. `phases` holds PHASES, `comm_s`, and with DataParallel its parts.
 
     Buckets, in the order in which they were ready, and `backward_s` are those of the step's last
-    backward pass, the only one that reduces; `phases` adds up all passes.
+    backward pass, the only one that reduces; `phases` adds up all passes. Without buckets it says
+    nothing: DataParallel's own parts cut a pass into pieces.
     """
 
     step_s: float
     phases: dict[str, float]
     buckets: list[BucketTimes]
-    backward_s: float  # of the last pass, without the reductions that outlasted it
+    backward_s: float | None  # of that pass, without the reductions that outlasted it
 
     @property
     def comm_bytes(self) -> int:
         """Bytes of gradients that this step reduced; 0 but for DDP."""
         return sum(bucket.bytes for bucket in self.buckets)
-
-    @property
-    def overlap_ratio(self) -> float | None:
-        """Share of the time of reductions that backward hid; None without reductions."""
-        comm_s = self.phases["comm_s"]
-        return 1 - self.phases["exposed_comm_s"] / comm_s if comm_s else None
 
 
 class Timer(Protocol):
@@ -71,7 +61,7 @@ class Timer(Protocol):
     def part(self, name: str) -> AbstractContextManager[None]:
         """One of DP_PARTS, inside forward or backward."""
 
-    def watch(self, ddp: DistributedDataParallel) -> None:
+    def note_buckets(self, ddp: DistributedDataParallel) -> None:
         """Note the buckets of `ddp`. Before its first pass; once."""
 
     def report(self, planned_bytes: int) -> dict[str, Any]:
@@ -89,7 +79,7 @@ class NoTimer:
     def part(self, name: str) -> AbstractContextManager[None]:
         return _NOTHING
 
-    def watch(self, ddp: DistributedDataParallel) -> None:
+    def note_buckets(self, ddp: DistributedDataParallel) -> None:
         pass
 
     def report(self, planned_bytes: int) -> dict[str, Any]:
@@ -136,8 +126,8 @@ class StepTimer:
     def part(self, name: str) -> AbstractContextManager[None]:
         return self._contexts[name]
 
-    def watch(self, ddp: DistributedDataParallel) -> None:
-        watch(ddp, self._clock, self._note_bucket)
+    def note_buckets(self, ddp: DistributedDataParallel) -> None:
+        note_buckets(ddp, self._clock, self._note_bucket)
 
     def _note_bucket(self, bucket: BucketMarks) -> None:
         self._marks.buckets.append(bucket)
@@ -219,4 +209,4 @@ def _times(marks: _Marks, clock: Clock) -> StepTimes:
     spent["exposed_comm_s"] = exposed + dp_s
     spent["comm_s"] = covered_s(buckets) + dp_s
     step_s = clock.seconds(marks.phases[0][1], marks.phases[-1][1])
-    return StepTimes(step_s, dict(spent), buckets, backward_s - exposed)
+    return StepTimes(step_s, dict(spent), buckets, backward_s - exposed if buckets else None)

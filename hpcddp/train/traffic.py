@@ -16,16 +16,11 @@ class Traffic:
 
     comm_bytes: int = 0  # gradients; with DataParallel parameters too, which it copies every pass
     buffer_bytes: int = 0  # running means and the like
-    buffer_broadcasts: int = 0
 
 
 def ddp_traffic(model: nn.Module) -> Traffic:
-    """DDP reduces each gradient once per step, and sends buffers out before the first pass.
-
-    It sends them together, but for one message per number format.
-    """
-    buffers = list(model.buffers())
-    return Traffic(_gradient_bytes(model), _size(buffers), len({one.dtype for one in buffers}))
+    """DDP reduces each gradient once per step, and sends buffers out before the first pass."""
+    return Traffic(_gradient_bytes(model), _size(list(model.buffers())))
 
 
 def dp_traffic(model: nn.Module, plan: BatchPlan, num_replicas: int) -> Traffic:
@@ -36,8 +31,7 @@ def dp_traffic(model: nn.Module, plan: BatchPlan, num_replicas: int) -> Traffic:
     images_each = -(-plan.micro_batch // num_replicas)
     copies = (-(-plan.micro_batch // images_each) - 1) * plan.accumulation_steps
     parameter_bytes = _size(list(model.parameters())) + _gradient_bytes(model)
-    buffers = list(model.buffers())
-    return Traffic(copies * parameter_bytes, copies * _size(buffers), copies * len(buffers))
+    return Traffic(copies * parameter_bytes, copies * _size(list(model.buffers())))
 
 
 def _gradient_bytes(model: nn.Module) -> int:

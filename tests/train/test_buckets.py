@@ -162,7 +162,7 @@ def test_a_step_of_resnet50_broadcasts_its_buffers_once_in_two_messages(resnet50
         for sent in steps:
             buffers = [one[2:] for one in sent if one[:2] == BROADCAST]
             assert dict(buffers) == RESNET50_BUFFERS
-            assert len(buffers) == traffic.buffer_broadcasts == 2
+            assert len(buffers) == 2
             assert sum(ITEM_BYTES[d] * n for d, n in buffers) == traffic.buffer_bytes == 212_904
 
 
@@ -199,8 +199,7 @@ def test_reductions_of_a_real_step_are_in_order_and_hidden_where_backward_goes_o
                 assert one.ready_s < after.ready_s
             assert [one.index for one in times.buckets] == [0, 1, 2, 3, 4]
             assert times.buckets[0].start_s < times.backward_s
-            assert times.phases["exposed_comm_s"] < times.phases["comm_s"]
-            assert 0 < times.overlap_ratio < 1
+            assert 0 < times.phases["exposed_comm_s"] < times.phases["comm_s"]
             ends_s = times.backward_s + times.phases["exposed_comm_s"]
             assert max(one.end_s for one in times.buckets) <= ends_s
             assert times.backward_s < times.phases["backward_s"]  # that of both passes

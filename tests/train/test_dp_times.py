@@ -8,11 +8,12 @@ from test_step_timer import HandClock
 from torch import nn
 
 from hpcddp.config.batch import BatchPlan
+from hpcddp.phases import DP_PARTS
 from hpcddp.train import data_parallel
 from hpcddp.train.clock import clock_of
 from hpcddp.train.data_parallel import ThreadedDataParallel
 from hpcddp.train.gpu_data_parallel import TimedDataParallel
-from hpcddp.train.step_timer import DP_PARTS, StepTimer
+from hpcddp.train.step_timer import StepTimer
 from hpcddp.train.traffic import Traffic, dp_traffic
 
 PLAN = BatchPlan(global_batch=24, micro_batch=12, accumulation_steps=2, world_size=1)
@@ -185,4 +186,4 @@ def test_the_planned_bytes_are_those_that_were_copied_and_added(monkeypatch, rep
     planned = dp_traffic(made, PLAN, replicas)
     assert planned.comm_bytes == moved["parameters"] + moved["gradients"]
     assert planned.buffer_bytes == moved["buffers"]
-    assert planned == Traffic(*[2 * copies * n for n in (2 * 31 * 4, 6 * 4 + 8, 3)])
+    assert planned == Traffic(*[2 * copies * n for n in (2 * 31 * 4, 6 * 4 + 8)])
