@@ -14,6 +14,7 @@ from hpcddp.measure.scaling import (
     imbalance,
     karp_flatt,
     median,
+    ratio_of,
     spread_of,
 )
 
@@ -78,7 +79,7 @@ def _without_sync(record: CellRecord) -> float | None:
     if not record.without_sync:
         return None
     alone = CellRecord(visits=record.without_sync)
-    return 1 - median(alone.round_s) / median(record.round_s)
+    return 1 - ratio_of(record.round_s, alone.round_s).value
 
 
 def _highest(per_process: Sequence[Sequence[int] | None]) -> list[int] | None:

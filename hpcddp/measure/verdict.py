@@ -109,22 +109,24 @@ def _many_against_one(most: Row, one: Row, where: Circumstances) -> Verdict:
 
 
 def verdict_of_sweep(rows: Sequence[Row], base: Row, where: Circumstances) -> Verdict:
-    """The verdict on settings of ddp: the fastest against the one the run is set to."""
-    best = min(rows, key=lambda row: row["step_s_median"])
+    """The verdict on settings of ddp: the fastest of the others against the run's own."""
+    evidence = [f"{_setting(row)}: {_time_words(row)}{_totals(row)}" for row in rows]
+    others = [row for row in rows if row is not base]
+    if not others:
+        said = f"Only {_setting(base)} was measured: there is nothing to compare."
+        return Verdict(said, "low", tuple(evidence), within_noise=False)
+    best = min(others, key=lambda row: row["step_s_median"])
     ratio = ratio_of(best["round_s_medians"], base["round_s_medians"])
-    is_noise = best is base or _is_noise(ratio)
-    if best is base:
-        words = f"No value is faster than {_setting(base)}, the one of this run."
-    elif is_noise:
+    if _is_noise(ratio):
         words = f"No value is faster than {_setting(base)}, the one of this run, beyond noise."
+    elif ratio.value < 1:
+        words = f"{_setting(base)}, the one of this run, is the fastest."
     else:
         words = f"{_setting(best)} is {ratio.value:.2f} times as fast as {_setting(base)}."
-    evidence = [f"{_setting(row)}: {_time_words(row)}{_totals(row)}" for row in rows]
-    evidence += [_ratio_words(f"{_setting(base)} / fastest", ratio, base)] if best != base else []
+    evidence += [_ratio_words(f"{_setting(base)} / {_setting(best)}", ratio, base)]
     evidence += _wrong_number(rows)
     rounds = len(base["round_s_medians"])
-    verdict = _judged(words, ratio, evidence, (), where, rounds=rounds)
-    return Verdict(words, verdict.confidence, verdict.evidence, within_noise=is_noise)
+    return _judged(words, ratio, evidence, (), where, rounds=rounds)
 
 
 def _totals(row: Row) -> str:

@@ -93,6 +93,12 @@ def _is_scaling(row: Row) -> bool:
     return not row.get("setting")
 
 
+def _busiest_threads(row: Row) -> str:
+    """Of each process: what a process of several threads can at best be as fast as."""
+    processes = row.get("cpu_s_per_step_per_thread") or []
+    return shown([max(threads) for threads in processes if threads], many(time_text))
+
+
 def _reduced(row: Row) -> str:
     """What DDP reduced; nobody counts what DataParallel copies between its devices."""
     number = row.get("comm_bytes_per_step")
@@ -130,6 +136,7 @@ _COLUMNS: dict[str, dict[str, Cell]] = {
         "first device / others": _value_if(_has_several, "memory_imbalance", number_text),
         "resident memory per process": _value("resident_bytes_per_process", many(bytes_text)),
         "CPU time per step and process": _value("cpu_s_per_step_per_process", many(time_text)),
+        "busiest thread (last round)": _busiest_threads,
         "use of the GPUs": _value("gpu_utilisation", many(percent_text)),
     },
 }

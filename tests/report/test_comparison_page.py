@@ -54,6 +54,9 @@ def test_every_row_is_in_the_tables_with_its_counts(page, document):
     ]  # fmt: skip
     communication = cells(text, "Communication")
     assert communication[-1][2:5] == ["97.49 MiB", "5", "60.0 %"]
+    machine = cells(text, "Use of the machine")
+    assert machine[3][4:7] == ["858.3 MiB", "1.4 s", "350 ms"]
+    assert machine[5][5:7] == ["240 ms, 230 ms, 230 ms, 230 ms", "not measured here"]
     assert cells(text, "Part of the work that does not scale")[2] == ["ddp", "9.0 %", "0.02"]
 
 

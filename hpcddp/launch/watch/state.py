@@ -106,6 +106,8 @@ def decide_state(seen: Evidence) -> tuple[str, str]:
     if state in _LEAVING | _ACTIVE and _gave_up(seen):
         return "failed", _failure(seen, None)
     if state in _WAITING:
+        if seen.phase == "started" and seen.job.restarts == 0 and not seen.has("requeued"):
+            return "running", ""  # it has started since Slurm was asked
         again = seen.job.restarts or seen.has("started") or seen.has("requeued")
         return "requeued" if again else "pending", _why_it_waits(seen.job)
     if state in _LEAVING:
