@@ -78,10 +78,12 @@ def _measured(document: dict[str, Any]) -> dict[str, Any]:
 def _document_of_job(
     context: click.Context, typed: dict[str, Any], *, follows: bool, as_json: bool
 ) -> dict[str, Any]:
-    """Send a job, show it to its end, and return its report; of one that failed, why."""
-    host = socket.gethostname()
+    """Send a job, show it to its end, and return its report; of one that failed, why.
+
+    Raises HpcddpError for what was typed wrong.
+    """
+    host, submission = socket.gethostname(), prepare_job(context, [_REPORT], typed)
     try:
-        submission = prepare_job(context, [_REPORT], typed)
         announce(submission, send(submission), err=as_json)
     except (HpcddpError, SubmissionFailed) as error:
         fix = "python -m hpcddp submit --dry-run, with the same options"

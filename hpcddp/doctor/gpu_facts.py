@@ -1,8 +1,11 @@
 """The GPUs of this host as NVIDIA's management library sees them. Judges nothing, opens no GPU."""
 
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from hpcddp.doctor.findings import Facts
 
 _DRIVER = Path("/proc/driver/nvidia")
 # Bits of the reasons for a lower clock that do not come with ordinary load or rest.
@@ -28,6 +31,23 @@ def read_gpus(driver: Path = _DRIVER) -> tuple[list[dict[str, Any]], str, str]:
         nvml.nvmlShutdown()
 
 
+def with_own_gpus(processes: Sequence[Facts]) -> list[dict[str, Any]]:
+    """The facts of all processes, each with those GPUs of its node that the job uses.
+
+    The library also sees what Slurm has given to others. CUDA writes UUIDs without `GPU-`.
+    """
+    used: dict[str, set[str]] = {}
+    for facts in processes:
+        used.setdefault(facts["host"], set()).add(facts["device_uuid"] or "")
+    return [{**facts, **_own(facts, used[facts["host"]])} for facts in processes]
+
+
+def _own(facts: Facts, used: set[str]) -> dict[str, Any]:
+    own = [gpu for gpu in facts["gpus"] if gpu["uuid"].removeprefix("GPU-") in used]
+    why = facts["no_gpu"] or ("" if own else "this job uses no GPU that NVIDIA's library names")
+    return {"gpus": own, "no_gpu": why}
+
+
 def _gpu(nvml: Any, handle: Any) -> dict[str, Any]:  # noqa: ANN401
     def ask(name: str, *words: Any) -> Any:  # noqa: ANN401
         try:
@@ -43,7 +63,6 @@ def _gpu(nvml: Any, handle: Any) -> dict[str, Any]:  # noqa: ANN401
         "used_bytes": int(memory.used) if memory else None,
         "slowed_by": [word for bit, word in _SLOWDOWNS.items() if reasons & bit],
         "clock_mhz": ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
-        "max_clock_mhz": ask("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM),
         "temperature_c": ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
         "pcie_width": ask("nvmlDeviceGetCurrPcieLinkWidth"),
         "max_pcie_width": ask("nvmlDeviceGetMaxPcieLinkWidth"),

@@ -17,6 +17,7 @@ from hpcddp.config.schema import RunConfig
 from hpcddp.data.workers import worker_batches
 from hpcddp.doctor.counters import read_counters
 from hpcddp.doctor.findings import as_document
+from hpcddp.doctor.gpu_facts import with_own_gpus
 from hpcddp.doctor.host_checks import examine_hosts
 from hpcddp.doctor.host_facts import read_host_facts, resolve_all
 from hpcddp.doctor.job_checks import examine_job
@@ -53,7 +54,8 @@ def examine(
     device = choose_device(config.train.device, layout)
     ranks = open_ranks(layout, device, timeout_s)
     links = Links(layout.global_rank, layout.world_size)
-    processes = _with_names(links, links.gather(facts | _torch_facts(device, facts)), layout)
+    processes = with_own_gpus(links.gather(facts | _torch_facts(device, facts)))
+    processes = _with_names(links, processes, layout)
     leaders = _leaders(processes)
     _log.info("All have met; processes: %d, nodes: %d", len(processes), len(leaders))
     alone = len(leaders) == 1

@@ -63,6 +63,13 @@ def test_a_job_that_cannot_be_sent_is_a_finding(tmp_path):
     assert "not sent" in by_name(done)["job"]["found"]
 
 
+def test_a_typing_error_is_no_finding(tmp_path):
+    done = doctor(tmp_path, "--cluster", "local", "--nodes", "2", "trian.model=resnet18")
+    assert done.returncode == 2
+    assert "trian" in done.stderr
+    assert not done.stdout
+
+
 def test_two_emulated_nodes_are_examined_without_slurm(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "1.png").write_bytes(b"x")

@@ -13,7 +13,7 @@ from hpcddp.cluster.interfaces import Host, Interface
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.config.yaml_text import load_yaml_mapping
 from hpcddp.doctor.counters import Counters, read_counters
-from hpcddp.doctor.gpu_facts import read_gpus
+from hpcddp.doctor.gpu_facts import read_gpus, with_own_gpus
 from hpcddp.doctor.host_facts import host_name, interface_facts, read_data, resolve_all
 from hpcddp.doctor.login_facts import read_login_facts
 from hpcddp.doctor.quota import parse_quota, read_quota
@@ -149,7 +149,7 @@ class FakeNvml(SimpleNamespace):
             "nvmlDeviceGetHandleByIndex": "handle",
             "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=5),
             "nvmlDeviceGetCurrentClocksThrottleReasons": 0x41, "nvmlDeviceGetClockInfo": 1980,
-            "nvmlDeviceGetMaxClockInfo": 1980, "nvmlDeviceGetTemperature": 90,
+            "nvmlDeviceGetTemperature": 90,
             "nvmlDeviceGetCurrPcieLinkWidth": 8,
         }  # fmt: skip
         if name == "nvmlDeviceGetMaxPcieLinkWidth":
@@ -175,6 +175,23 @@ def test_without_the_library_or_a_driver_it_says_which_is_missing(monkeypatch, t
     fake = FakeNvml(nvmlInit=FakeNvml()._refuse)
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     assert read_gpus()[2] == "no GPU (Not Supported)"
+
+
+def test_of_a_node_that_others_use_too_only_the_jobs_own_gpus_are_looked_at():
+    gpus = [{"uuid": "GPU-aa"}, {"uuid": "GPU-bb"}, {"uuid": "GPU-cc"}]
+    processes = [
+        {"host": "n1", "device_uuid": "aa", "gpus": gpus, "no_gpu": ""},
+        {"host": "n1", "device_uuid": "cc", "gpus": gpus, "no_gpu": ""},
+        {"host": "n2", "device_uuid": None, "gpus": gpus, "no_gpu": ""},
+        {"host": "n3", "device_uuid": None, "gpus": [], "no_gpu": "no GPU"},
+    ]
+    found = with_own_gpus(processes)
+    assert [[gpu["uuid"] for gpu in facts["gpus"]] for facts in found] == [
+        ["GPU-aa", "GPU-cc"], ["GPU-aa", "GPU-cc"], [], [],
+    ]  # fmt: skip
+    assert [facts["no_gpu"] for facts in found[:2]] == ["", ""]
+    assert "uses no GPU" in found[2]["no_gpu"]
+    assert found[3]["no_gpu"] == "no GPU"
 
 
 def test_emulated_nodes_keep_their_names():

@@ -120,3 +120,30 @@ def test_a_pair_that_was_slow_beside_the_others_meets_once_more_and_the_better_r
     assert speeds.pop(("n2", "n3")) == 1.5
     assert set(speeds.values()) == {10.0}
     assert len(met) == 6 + 2
+
+
+@pytest.mark.parametrize(("num_nodes", "talks"), [(64, 6), (65, 14)])
+def test_sixty_four_nodes_talk_a_few_times_and_no_node_waits_for_ever(
+    num_nodes, talks, monkeypatch
+):
+    leaders = [Leader(f"n{rank}", rank) for rank in range(num_nodes)]
+    gathered = []
+
+    def exchange(links, there, device, *, decides):
+        """As two processes do, each waits for the other's word."""
+        links.send(1.0, there)
+        links.receive(there)
+        return 10.0
+
+    monkeypatch.setattr(module, "_exchange", exchange)
+
+    def work(links):
+        if links.global_rank == 0:
+            gather = links.gather
+            links.gather = lambda value: gathered.append(value) or gather(value)
+        return pair_speeds(links, leaders, device=None)
+
+    results = on_all(num_nodes, work)
+    assert len(gathered) == talks
+    assert all(result == results[0] for result in results)
+    assert {host for a, b, _ in results[0] for host in (a, b)} == {each.host for each in leaders}

@@ -104,6 +104,7 @@ def test_metrics_and_events_have_what_readers_need(tmp_path):
     rates = {"images_per_s", "images_per_s_per_gpu", "data_wait_s", "step_s"}
     moved = {"comm_bytes_per_step", "buffer_bytes_per_step"}
     assert set(trained) == {"step", "epoch", "loss", "lr", "attempt", "time"} | rates | moved
+    assert (trained["comm_bytes_per_step"], trained["buffer_bytes_per_step"]) == (1_408_168, 32_256)
     assert (trained["step"], trained["epoch"], trained["attempt"]) == (2, 0.4, 3)
     assert trained["images_per_s"] == pytest.approx(2 * trained["images_per_s_per_gpu"], rel=1e-4)
     assert {"step", "epoch", "accuracy", "eval_loss", "samples", "weights"} < set(evaluated)

@@ -134,6 +134,9 @@ def test_records_of_a_run_say_what_its_steps_consisted_of(mode, tmp_path):
     words = ("train.time_steps=true", "log.every_steps=2", f"train.replicas={mode}")
     assert set(train_on(1 + (mode == "ddp"), tmp_path, small_config(*words))) == {0}
     records = [one for one in read_json_lines(RunDir(tmp_path).metrics) if "loss" in one]
+    # 352,042 parameters; two replicas of dp send them one way and their gradients the other.
+    moved = {"single": 0, "ddp": 1_408_168, "dp": 2 * 1_408_168}
+    assert {record["comm_bytes_per_step"] for record in records} == {moved[mode]}
     for record in records:
         phases = record["phases"]
         spent = sum(phases[name] for name in PHASES)
