@@ -50,9 +50,11 @@ class Group:
         self._pipes: list[Connection] = []
         folder.mkdir()
         _CONTEXT.set_forkserver_preload(["hpcddp.measure.bench"])
+        # Where torchrun has started us, its variables would be nearer to a process than ours.
+        environ = {k: v for k, v in environ.items() if not k.startswith("TORCHELASTIC_")}
+        # A name of its own gives each group ports of its own.
+        named = {**environ, "HPCDDP_JOB_ID": f"{os.getpid()}-{folder.name}"}
         for global_rank, own in enumerate(cpus):
-            # A name of its own gives each group ports of its own.
-            named = {**environ, "HPCDDP_JOB_ID": f"{os.getpid()}-{folder.name}"}
             place = process_environment(
                 named, nodes=1, processes_per_node=cell.processes, global_rank=global_rank
             )

@@ -27,6 +27,7 @@ def config(cell, *overrides):
 def start(cell, folder, *overrides):
     cpu = min(os.sched_getaffinity(0))
     environ = {key: value for key, value in os.environ.items() if not key.startswith("SLURM_")}
+    environ |= {"TORCHELASTIC_RUN_ID": "outside", "RANK": "0", "WORLD_SIZE": "1"}
     own = [[cpu]] * cell.processes
     return Group(cell, config(cell, *overrides), own, folder, environ)
 
