@@ -10,10 +10,9 @@ import click
 
 from hpcddp.cli.options import build_request, job_options
 from hpcddp.cli.report import draw_report
-from hpcddp.cli.submit import announce
+from hpcddp.cli.submit import announce, warn
 from hpcddp.config.layout import EXIT_DONE
 from hpcddp.errors import HpcddpError
-from hpcddp.launch.explain import exported_warnings
 from hpcddp.launch.measuring import prepare_measuring, read_report
 from hpcddp.launch.submission import Submission, send
 from hpcddp.run_dir import RunDir
@@ -42,9 +41,7 @@ def prepare_job(
     """The job that measures, from the options typed; says what looks odd about it."""
     request = build_request(context, typed, more)
     submission = prepare_measuring(words, request, typed["name"], os.environ)
-    exported = exported_warnings(submission.request.profile, os.environ)
-    for sentence in (*submission.warnings, *exported):
-        click.echo(f"Warning: {sentence}", err=True)
+    warn(submission)
     return submission
 
 

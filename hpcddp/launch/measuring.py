@@ -80,7 +80,7 @@ def prepare_measuring(
     resolved = resolve(sys.executable)
     if resolved.config.resources.container:
         resolved = resolve(resolved.profile.container.python)
-    return prepare_in(resolved, run_dir)
+    return prepare_in(resolved, run_dir, environ)
 
 
 def report_path(run_dir: RunDir, name: str) -> Path:

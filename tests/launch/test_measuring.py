@@ -90,6 +90,19 @@ def test_the_job_starts_the_verb_on_its_own_run_directory(workplace):
     assert named.startswith("bench-allreduce-2")
 
 
+@pytest.mark.parametrize(
+    "verb", ["submit", "rehearse", "compare --devices 1,2", "bench allreduce --nodes 2"]
+)
+def test_every_verb_that_sends_says_what_looks_odd_about_its_job(fake_sbatch, monkeypatch, verb):
+    (fake_sbatch / "refuse").touch()  # so that nobody waits for it
+    monkeypatch.setenv("NCCL_IB_DISABLE", "1")
+    command = [sys.executable, "-m", "hpcddp", *verb.split(), "--cluster", "generic-cpu"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.count("All nodes must see the runs") == 1
+    assert done.stderr.count("NCCL_IB_DISABLE") == 1
+
+
 def test_in_a_container_the_containers_python_runs_the_verb(workplace):
     folder = workplace / "configs" / "clusters"
     folder.mkdir(parents=True)
