@@ -1,5 +1,6 @@
 """`bench`: measure a part of the machine by itself, without any training."""
 
+import functools
 import json
 import os
 import re
@@ -9,7 +10,7 @@ from typing import Any
 import click
 
 from hpcddp.cli.bench_text import allreduce_lines
-from hpcddp.cli.measuring import measuring_options, prepare_job, report_of_job
+from hpcddp.cli.measuring import measuring_options, prepare_job, show_report_of_job
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.errors import HpcddpError
 from hpcddp.launch.measuring import is_in_job, measure_here, write_report
@@ -93,7 +94,8 @@ def allreduce(
         measure_here(work, run, os.environ)
     submission = prepare_job(context, _words(sizes, backend, seconds_per_size), typed)
     _check_world_size(world_size(submission.request.config, submission.request.profile))
-    _show(report_of_job(submission, _REPORT, follows=follows, as_json=as_json), as_json=as_json)
+    show = functools.partial(_show, as_json=as_json)
+    show_report_of_job(submission, _REPORT, show, follows=follows, as_json=as_json)
 
 
 def _words(sizes: tuple[int, ...], backend: str, seconds_per_size: float) -> list[str]:

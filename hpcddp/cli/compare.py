@@ -1,5 +1,6 @@
 """`compare`: DataParallel against DDP on one node, or settings of DDP on any number of them."""
 
+import functools
 import json
 import os
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcddp.cli.compare_text import compare_text
-from hpcddp.cli.measuring import measuring_options, prepare_job, report_of_job
+from hpcddp.cli.measuring import measuring_options, prepare_job, show_report_of_job
 from hpcddp.cli.options import build_request
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.config.write import read_config
@@ -57,7 +58,8 @@ def command(
     more = () if typed["sweeps"] else _one_process(typed, request)
     submission = prepare_job(context, _words(typed), typed, more)
     _check(submission.request, typed)
-    _show(report_of_job(submission, _REPORT, follows=follows, as_json=as_json), as_json)
+    show = functools.partial(_show, as_json=as_json)
+    show_report_of_job(submission, _REPORT, show, follows=follows, as_json=as_json)
 
 
 def _check_options(typed: dict[str, Any]) -> None:

@@ -45,10 +45,15 @@ def prepare_job(
     return submission
 
 
-def report_of_job(
-    submission: Submission, report: str, *, follows: bool, as_json: bool
-) -> dict[str, Any]:
-    """Send the job, show it to its end and return the report it has left.
+def show_report_of_job(
+    submission: Submission,
+    report: str,
+    show: Callable[[dict[str, Any]], None],
+    *,
+    follows: bool,
+    as_json: bool,
+) -> None:
+    """Send the job, show it to its end and then the report it has left.
 
     Leaves the program where nobody wants to follow it, or where the job fails, with its code.
     """
@@ -61,13 +66,16 @@ def report_of_job(
     if code != EXIT_DONE:
         sys.exit(code)
     document = read_report(submission.run_dir, report)
+    show(document)
     _say_where_the_page_is(submission.run_dir, report, document)
-    return document
 
 
 def _say_where_the_page_is(run_dir: RunDir, report: str, document: dict[str, Any]) -> None:
-    """Draw it here, where somebody is to look at it; numbers are worth more than figures."""
+    """Draw it here, where somebody is to look at it; whatever is wrong, the numbers are shown."""
     try:
         click.echo(f"Page {draw_report(run_dir, report, document)}", err=True)
     except HpcddpError as error:
         click.echo(f"No page: {error.message}", err=True)
+    except Exception as error:  # a full disk, a broken matplotlib, a document nobody thought of
+        said = " ".join(str(error).split())
+        click.echo(f"No page: {type(error).__name__}: {said}", err=True)
