@@ -10,10 +10,15 @@ from typing import Any
 import click
 
 from hpcddp.cli.bench_text import allreduce_lines
-from hpcddp.cli.measuring import measuring_options, prepare_job, show_report_of_job
+from hpcddp.cli.measuring import (
+    measures_here,
+    measuring_options,
+    prepare_job,
+    show_report_of_job,
+)
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.errors import HpcddpError
-from hpcddp.launch.measuring import is_in_job, measure_here, write_report
+from hpcddp.launch.measuring import measure_here, write_report
 from hpcddp.launch.request import world_size
 from hpcddp.run_dir import RunDir
 
@@ -85,7 +90,7 @@ def allreduce(
     Inside a job (srun, torchrun) every process takes part; elsewhere this sends a job. algbw is
     bytes / time; busbw, times 2(n-1)/n, is what compares with the speed of a link.
     """
-    if is_in_job(os.environ, " ".join(_VERB)):
+    if measures_here(context, " ".join(_VERB)):
         run = RunDir(run_dir.absolute()) if run_dir else None
 
         def work(layout: ProcessLayout) -> None:

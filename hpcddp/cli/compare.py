@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcddp.cli.compare_text import compare_text
-from hpcddp.cli.measuring import measuring_options, prepare_job, show_report_of_job
+from hpcddp.cli.measuring import measures_here, measuring_options, prepare_job, show_report_of_job
 from hpcddp.cli.options import build_request
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.config.write import read_config
 from hpcddp.errors import HpcddpError
-from hpcddp.launch.measuring import is_in_job, measure_here, write_report
+from hpcddp.launch.measuring import measure_here, write_report
 from hpcddp.launch.request import ResolvedRequest, resolve_request, world_size
 from hpcddp.run_dir import RunDir, write_atomically
 
@@ -51,7 +51,7 @@ def command(
     page lie in reports/ of the run.
     """
     _check_options(typed)
-    if is_in_job(os.environ, _REPORT):
+    if measures_here(context, _REPORT, uses=["name"]):
         run = _run_of(context, run_dir, typed)
         measure_here(lambda layout: _measure(layout, run, typed, as_json), run, os.environ)
     request = resolve_request(build_request(context, typed), os.environ)

@@ -7,15 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from hpcddp.cli.options import build_request, job_options
 from hpcddp.cli.report import draw_report
 from hpcddp.cli.submit import announce, warn
+from hpcddp.cluster.layout import choose_launcher
+from hpcddp.cluster.profile import CLUSTER_VARIABLE
 from hpcddp.config.layout import EXIT_DONE
+from hpcddp.config.schema import RunConfig
+from hpcddp.config.write import read_config
 from hpcddp.errors import HpcddpError
-from hpcddp.launch.measuring import prepare_measuring, read_report
+from hpcddp.launch.measuring import is_in_job, prepare_measuring, read_report
+from hpcddp.launch.request import resolve_request
 from hpcddp.launch.submission import Submission, send
 from hpcddp.run_dir import RunDir
+
+_OF_A_NEW_JOB = ("nodes", "gpus_per_node", "partition", "time", "account", "name", "follows")
 
 
 def measuring_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -33,6 +41,39 @@ def measuring_options(function: Callable[..., Any]) -> Callable[..., Any]:
     ):  # fmt: skip
         function = option(function)
     return job_options(function)
+
+
+def measures_here(context: click.Context, verb: str, *, uses: Sequence[str] = ()) -> bool:
+    """True in a process of a job, which measures right there and sends none.
+
+    Raises HpcddpError where somebody in a shell of a job has typed what only a new job heeds;
+    `uses` are options that this verb heeds all the same.
+    """
+    if not is_in_job(os.environ, verb):
+        return False
+    typed = [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name in _OF_A_NEW_JOB
+        and parameter.name not in uses
+        and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
+    ]
+    if typed and context.params["run_dir"] is None:
+        names, (_, source) = ", ".join(typed), choose_launcher(os.environ)
+        raise HpcddpError(
+            f"`{verb}` measures in this very process, because {source} is set: it is a part of a "
+            f"job already, and sends none that {names} could be for. Leave out {names}; or, to "
+            "send a job, leave this shell (`exit`) and type the same on a login node."
+        )
+    return True
+
+
+def config_here(context: click.Context, run_dir: RunDir | None, typed: dict[str, Any]) -> RunConfig:
+    """The configuration of a process of a job: of its run, without one from the words typed."""
+    if run_dir is not None:
+        return read_config(run_dir)
+    environ = {CLUSTER_VARIABLE: "local", **os.environ}
+    return resolve_request(build_request(context, typed), environ).config
 
 
 def prepare_job(
