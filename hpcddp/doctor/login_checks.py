@@ -115,15 +115,20 @@ def inodes(facts: Facts) -> Verdict:
 def quota(facts: Facts) -> Verdict:
     if facts["quota"] is None:
         return not_testable("no `quota` or `lfs` command that answers for this file system")
-    used = [(each["used"] / each["limit"], each) for each in facts["quota"] if each["limit"]]
-    if not used:
+    limited = [each for each in facts["quota"] if each["limit"]]
+    if not limited:
         return ok("no limit")
-    share, worst = max(used, key=lambda pair: pair[0])
-    said = f"{share:.0%} of the {worst['what']} used"
-    if share >= _QUOTA_NEARLY_FULL:
-        judge = fail if share >= 1 else warn
-        return judge(said, f"below {_QUOTA_NEARLY_FULL:.0%}", "remove old runs, or ask for more")
+    said = ", ".join(f"{_share(each):.0%} of the {each['what']} used" for each in limited)
+    needed, fix = f"below {_QUOTA_NEARLY_FULL:.0%}", "remove old runs, or ask for more"
+    if any(each["used"] >= each["hard_limit"] for each in limited):
+        return fail(said, needed, fix)
+    if any(each["is_marked"] or _share(each) >= _QUOTA_NEARLY_FULL for each in limited):
+        return warn(said, needed, fix)
     return ok(said)
+
+
+def _share(quota: Facts) -> float:
+    return quota["used"] / quota["limit"]
 
 
 def umask(facts: Facts) -> Verdict:

@@ -79,6 +79,17 @@ def test_lustre_is_asked_with_its_own_command():
     assert read_quota(None, "me", pytest.fail) is None
 
 
+def test_who_is_over_a_limit_is_told_although_the_command_fails(tmp_path, monkeypatch):
+    quota = tmp_path / "quota"
+    quota.write_text("#!/bin/sh\necho 'nas:/home /home 95* 80 100 6days 1 0 0 0'\nexit 1\n")
+    quota.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    [space, _] = read_quota(Mount("/home", "nfs4"), "me")
+    assert space["is_marked"]
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert read_quota(Mount("/home", "nfs4"), "me") is None
+
+
 def sysfs(folder, eth0, ib):
     for path, count in (
         ("class/net/eth0/statistics/tx_bytes", eth0),
