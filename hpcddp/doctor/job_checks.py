@@ -156,7 +156,7 @@ def expected_bandwidth(processes: Processes, measured: Facts) -> Places:
 
 
 def sockets(processes: Processes, measured: Facts) -> Places:
-    """Did the all-reduces go over InfiniBand, or fall back to sockets over Ethernet?"""
+    """Did the all-reduces go over InfiniBand, or fall back to sockets?"""
     reduced, moved = measured["allreduce"], measured["moved"]
     if reduced is None or not moved:
         yield "", not_testable("nothing crossed a network")
@@ -166,19 +166,21 @@ def sockets(processes: Processes, measured: Facts) -> Places:
 
 
 def _transport(sent: Mapping[str, Any], backend: str) -> Verdict:
-    adapters, interfaces = sum(sent["adapters"].values()), sum(sent["interfaces"].values())
+    by_socket = {**sent["interfaces"], **sent["over_infiniband"]}
+    rdma = max(0, sum(sent["adapters"].values()) - sum(sent["over_infiniband"].values()))
     enough = _MOVED_SHARE * sent["payload_bytes"]
-    if adapters >= enough and sent["adapters"]:
+    if rdma >= enough and sent["adapters"]:
         return ok("RDMA adapters carried the all-reduces")
-    if interfaces < enough:
+    if sum(by_socket.values()) < enough:
         return not_testable("neither adapters nor interfaces have counted the all-reduces")
     if not sent["adapters"]:
         return not_testable("no RDMA adapter; interfaces carried the all-reduces")
     if backend != "nccl":
         return not_testable(f"interfaces carried the all-reduces, as always with {backend}")
+    busiest = max(by_socket, key=lambda name: by_socket[name])
     return fail(
-        f"sockets: adapters sent {bytes_text(adapters)}, interfaces {bytes_text(interfaces)}",
-        "the RDMA adapters, which lay idle",
+        f"sockets: {busiest} sent {bytes_text(by_socket[busiest])}, RDMA {bytes_text(rdma)}",
+        "RDMA over the adapters, which lay idle or carried IP",
         "unset NCCL_IB_DISABLE NCCL_NET; export NCCL_DEBUG=INFO and look for `NET/IB`",
     )
 

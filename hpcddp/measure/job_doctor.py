@@ -149,6 +149,7 @@ def _all_reduce(
     counted = {
         "adapters": dict(sent.adapters),
         "interfaces": dict(sent.interfaces),
+        "over_infiniband": dict(sent.over_infiniband),
         "payload_bytes": payload,
     }
     backend = "nccl" if device.type == "cuda" else "gloo"

@@ -104,11 +104,26 @@ def sysfs(folder, eth0, ib):
 def test_counters_of_interfaces_and_adapters_tell_what_was_sent_over_which(tmp_path):
     before = sysfs(tmp_path, eth0=1000, ib=50)
     after = sysfs(tmp_path, eth0=5000, ib=50)
-    assert after.since(before) == Counters({"eth0": 4000}, {"mlx5_0:1": 0})
+    assert after.since(before) == Counters({"eth0": 4000}, {}, {"mlx5_0:1": 0})
     words = sysfs(tmp_path, eth0=5000, ib=60)  # of four bytes
-    assert words.since(after) == Counters({"eth0": 0}, {"mlx5_0:1": 40})
+    assert words.since(after) == Counters({"eth0": 0}, {}, {"mlx5_0:1": 40})
     assert read_counters(tmp_path / "nothing") == Counters()
     assert sysfs(tmp_path, eth0=10, ib=60).since(words).interfaces == {"eth0": 0}  # began anew
+
+
+def test_what_goes_over_ipoib_is_told_apart_and_efa_counts_bytes(tmp_path):
+    for path, text in (
+        ("class/net/ib0/type", "32"),
+        ("class/net/ib0/statistics/tx_bytes", "700"),
+        ("class/net/eth0/type", "1"),
+        ("class/net/eth0/statistics/tx_bytes", "30"),
+        ("class/infiniband/efa_0/ports/1/hw_counters/tx_bytes", "500"),
+    ):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(f"{text}\n")
+    now = read_counters(tmp_path)
+    assert now == Counters({"eth0": 30}, {"ib0": 700}, {"efa_0:1": 500})
+    assert now.since(now).over_infiniband == {"ib0": 0}
 
 
 def test_names_are_asked_until_time_is_up():
