@@ -86,6 +86,8 @@ def names(facts: Facts) -> Verdict:
 
 
 def gpus_free(facts: Facts) -> Verdict:
+    if facts["lost_gpus"]:
+        return fail(", ".join(facts["lost_gpus"]), "GPUs that answer", _without(facts))
     if not facts["gpus"]:
         return not_testable(facts["no_gpu"])
     used = [gpu for gpu in facts["gpus"] if (gpu["used_bytes"] or 0) > _GPU_IN_USE]

@@ -18,7 +18,7 @@ from hpcddp.cluster.names import Resolve, resolve_name
 from hpcddp.cluster.network import GLOO, faster_interfaces
 from hpcddp.cluster.rendezvous_address import is_one_host
 from hpcddp.config.layout import ProcessLayout
-from hpcddp.doctor.gpu_facts import read_gpus
+from hpcddp.doctor.gpu_facts import no_gpus, read_gpus
 
 _SHM = Path("/dev/shm")
 _MOST_FILES, _LONGEST_LOOK_S = 64, 5.0
@@ -26,10 +26,14 @@ _LONGEST_NAMES_S = 10.0
 
 
 def read_host_facts(
-    layout: ProcessLayout, environ: Mapping[str, str], data_root: Path | None
+    layout: ProcessLayout,
+    environ: Mapping[str, str],
+    data_root: Path | None,
+    *,
+    uses_gpus: bool,
 ) -> dict[str, Any]:
     """Facts of this process and its node."""
-    gpus, driver, no_gpu = read_gpus()
+    gpus = read_gpus() if uses_gpus else no_gpus("train.device=cpu uses none")
     return {
         "host": host_name(layout),
         "global_rank": layout.global_rank,
@@ -39,15 +43,14 @@ def read_host_facts(
             "python": platform.python_version(),
             "hpcddp": __version__,
             "kernel": platform.release(),
-            **({"driver": driver} if driver else {}),
+            **({"driver": gpus["driver"]} if gpus["driver"] else {}),
         },
         "cpus": sorted(os.sched_getaffinity(0)),
         "cpus_asked": _asked(environ),
         "memlock_bytes": _limit(resource.RLIMIT_MEMLOCK),
         "rdma": [str(port) for port in read_adapters().ports if port.is_active],
         "shm_bytes": _free(_SHM),
-        "gpus": gpus,
-        "no_gpu": no_gpu,
+        **gpus,
         "interface": None if is_one_host(layout) else interface_facts(read_host(), environ),
         "data": read_data(data_root) if data_root else None,
     }

@@ -50,7 +50,9 @@ def examine(
     data_root = Path(config.data.root) if config.data.root else None
     timeout_s = min(_RENDEZVOUS_TIMEOUT_S, config.train.rendezvous_timeout_s)
     _log.info("Looking at this node")
-    facts = read_host_facts(layout, environ, data_root)  # before this process opens a GPU
+    uses_gpus = config.train.device != "cpu"
+    # Before this process opens a GPU.
+    facts = read_host_facts(layout, environ, data_root, uses_gpus=uses_gpus)
     device = choose_device(config.train.device, layout)
     ranks = open_ranks(layout, device, timeout_s)
     links = Links(layout.global_rank, layout.world_size)

@@ -14,7 +14,13 @@ from hpcddp.config.layout import ProcessLayout
 from hpcddp.config.yaml_text import load_yaml_mapping
 from hpcddp.doctor.counters import Counters, read_counters
 from hpcddp.doctor.gpu_facts import read_gpus, with_own_gpus
-from hpcddp.doctor.host_facts import host_name, interface_facts, read_data, resolve_all
+from hpcddp.doctor.host_facts import (
+    host_name,
+    interface_facts,
+    read_data,
+    read_host_facts,
+    resolve_all,
+)
 from hpcddp.doctor.login_facts import read_login_facts
 from hpcddp.doctor.quota import parse_quota, read_quota
 
@@ -161,10 +167,10 @@ def test_files_of_the_data_are_opened_and_a_missing_folder_is_told(tmp_path):
 class FakeNvml(SimpleNamespace):
     """The calls of pynvml; `broken` ones say that they are not supported."""
 
-    NVML_CLOCK_SM, NVML_TEMPERATURE_GPU = 1, 0
+    NVML_CLOCK_SM, NVML_TEMPERATURE_GPU, NVML_ERROR_NO_PERMISSION = 1, 0, 4
 
     class NVMLError(Exception):
-        pass
+        value = 3
 
     def __getattr__(self, name):
         if name in ("nvmlInit", "nvmlShutdown"):
@@ -188,19 +194,48 @@ class FakeNvml(SimpleNamespace):
 
 def test_gpus_are_described_as_far_as_the_library_answers(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
-    gpus, driver, why = read_gpus()
-    assert (len(gpus), driver, why) == (2, "570.1", "")
+    facts = read_gpus()
+    gpus = facts["gpus"]
+    assert (len(gpus), facts["driver"], facts["no_gpu"]) == (2, "570.1", "")
+    assert facts["lost_gpus"] == []
     assert gpus[0]["slowed_by"] == ["heat (hardware)"]  # 0x01, a GPU at rest, is no trouble
     assert (gpus[0]["name"], gpus[0]["pcie_width"], gpus[0]["max_pcie_width"]) == ("H100", 8, None)
 
 
 def test_without_the_library_or_a_driver_it_says_which_is_missing(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert read_gpus(tmp_path / "nothing") == ([], "", "no GPU")
-    assert "pip install nvidia-ml-py" in read_gpus(tmp_path)[2]
+    assert read_gpus(tmp_path / "nothing")["no_gpu"] == "no GPU"
+    assert "pip install nvidia-ml-py" in read_gpus(tmp_path)["no_gpu"]
     fake = FakeNvml(nvmlInit=FakeNvml()._refuse)
     monkeypatch.setitem(sys.modules, "pynvml", fake)
-    assert read_gpus()[2] == "no GPU (Not Supported)"
+    assert read_gpus()["no_gpu"] == "no GPU (Not Supported)"
+
+
+def test_a_gpu_that_is_lost_is_told_and_one_that_is_closed_is_not(monkeypatch):
+    fake = FakeNvml()
+
+    class Closed(FakeNvml.NVMLError):
+        value = 4
+
+    def handle(number):
+        if number:
+            raise Closed("Insufficient Permissions") if number == 1 else fake.NVMLError("lost")
+        return "handle"
+
+    fake.nvmlDeviceGetCount, fake.nvmlDeviceGetHandleByIndex = lambda: 3, handle
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    facts = read_gpus()
+    assert [gpu["uuid"] for gpu in facts["gpus"]] == ["GPU-1"]
+    assert facts["lost_gpus"] == ["GPU 2: lost"]
+
+
+def test_where_training_uses_the_cpu_nobody_asks_for_gpus(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
+    layout = ProcessLayout(hosts=("n",), launcher="local")
+    facts = read_host_facts(layout, {}, None, uses_gpus=False)
+    assert facts["gpus"] == []
+    assert "train.device=cpu" in facts["no_gpu"]
+    assert len(read_host_facts(layout, {}, None, uses_gpus=True)["gpus"]) == 2
 
 
 def test_of_a_node_that_others_use_too_only_the_jobs_own_gpus_are_looked_at():
