@@ -188,7 +188,7 @@ PROCESS_CHECKS: dict[str, Callable[[Facts], Verdict]] = {
 
 def examine_hosts(processes: Sequence[Facts]) -> Iterator[Finding]:
     """All findings about single nodes and processes."""
-    nodes = {facts["host"]: facts for facts in reversed(processes)}
+    nodes = {facts["host"]: facts for facts in processes if facts["local_rank"] == 0}
     for name, judge in NODE_CHECKS.items():
         for host in sorted(nodes):
             yield finding(name, host, judge(nodes[host]))

@@ -18,6 +18,7 @@ from hpcddp.cluster.names import Resolve, resolve_name
 from hpcddp.cluster.network import GLOO, faster_interfaces
 from hpcddp.cluster.rendezvous_address import is_one_host
 from hpcddp.config.layout import ProcessLayout
+from hpcddp.doctor.findings import Facts
 from hpcddp.doctor.gpu_facts import no_gpus, read_gpus
 
 _SHM = Path("/dev/shm")
@@ -25,15 +26,8 @@ _MOST_FILES, _LONGEST_LOOK_S = 64, 5.0
 _LONGEST_NAMES_S = 10.0
 
 
-def read_host_facts(
-    layout: ProcessLayout,
-    environ: Mapping[str, str],
-    data_root: Path | None,
-    *,
-    uses_gpus: bool,
-) -> dict[str, Any]:
-    """Facts of this process and its node."""
-    gpus = read_gpus() if uses_gpus else no_gpus("train.device=cpu uses none")
+def read_process_facts(layout: ProcessLayout, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Facts of this process."""
     return {
         "host": host_name(layout),
         "global_rank": layout.global_rank,
@@ -43,17 +37,46 @@ def read_host_facts(
             "python": platform.python_version(),
             "hpcddp": __version__,
             "kernel": platform.release(),
-            **({"driver": gpus["driver"]} if gpus["driver"] else {}),
         },
         "cpus": sorted(os.sched_getaffinity(0)),
         "cpus_asked": _asked(environ),
+    }
+
+
+def read_node_facts(
+    layout: ProcessLayout,
+    environ: Mapping[str, str],
+    data_root: Path | None,
+    *,
+    uses_gpus: bool,
+) -> dict[str, Any]:
+    """Facts of this node: for one of its processes to read."""
+    gpus = read_gpus() if uses_gpus else no_gpus("train.device=cpu uses none")
+    return {
+        **gpus,
         "memlock_bytes": _limit(resource.RLIMIT_MEMLOCK),
         "rdma": [str(port) for port in read_adapters().ports if port.is_active],
         "shm_bytes": _free(_SHM),
-        **gpus,
         "interface": None if is_one_host(layout) else interface_facts(read_host(), environ),
         "data": read_data(data_root) if data_root else None,
     }
+
+
+def with_node_facts(
+    processes: Sequence[Facts], nodes: Sequence[Facts | None]
+) -> list[dict[str, Any]]:
+    """The facts of all processes, each with those that one process of its node has read."""
+    read = {
+        facts["host"]: node
+        for facts, node in zip(processes, nodes, strict=True)
+        if node is not None
+    }
+    return [_joined(facts, read[facts["host"]]) for facts in processes]
+
+
+def _joined(facts: Facts, node: Facts) -> dict[str, Any]:
+    driver = {"driver": node["driver"]} if node["driver"] else {}
+    return {**facts, **node, "versions": {**facts["versions"], **driver}}
 
 
 def host_name(layout: ProcessLayout) -> str:

@@ -18,8 +18,9 @@ from hpcddp.doctor.host_facts import (
     host_name,
     interface_facts,
     read_data,
-    read_host_facts,
+    read_node_facts,
     resolve_all,
+    with_node_facts,
 )
 from hpcddp.doctor.login_facts import read_login_facts
 from hpcddp.doctor.quota import parse_quota, read_quota
@@ -41,6 +42,21 @@ def test_a_folder_that_does_not_exist_yet_is_on_the_file_system_of_the_one_above
     mounts = tmp_path / "mountinfo"
     mounts.write_text(f"1 0 0:1 / / rw - ext4 /dev/a rw\n2 1 0:2 / {tmp_path} rw - nfs4 n:/ rw\n")
     assert mount_of(tmp_path / "a" / "b", mounts).kind == "nfs4"
+
+
+def test_a_folder_that_is_closed_to_us_is_on_the_file_system_of_the_one_above(
+    tmp_path, monkeypatch
+):
+    real = os.stat
+
+    def refuse(path, **more):
+        if str(path).startswith(f"{tmp_path}/closed/"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, **more)
+
+    (tmp_path / "closed").mkdir()
+    monkeypatch.setattr(os, "stat", refuse)
+    assert existing_part(tmp_path / "closed" / "runs") == tmp_path / "closed"
 
 
 def test_a_link_leads_to_the_file_system_it_points_to(tmp_path):
@@ -232,10 +248,10 @@ def test_a_gpu_that_is_lost_is_told_and_one_that_is_closed_is_not(monkeypatch):
 def test_where_training_uses_the_cpu_nobody_asks_for_gpus(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
     layout = ProcessLayout(hosts=("n",), launcher="local")
-    facts = read_host_facts(layout, {}, None, uses_gpus=False)
+    facts = read_node_facts(layout, {}, None, uses_gpus=False)
     assert facts["gpus"] == []
     assert "train.device=cpu" in facts["no_gpu"]
-    assert len(read_host_facts(layout, {}, None, uses_gpus=True)["gpus"]) == 2
+    assert len(read_node_facts(layout, {}, None, uses_gpus=True)["gpus"]) == 2
 
 
 def test_of_a_node_that_others_use_too_only_the_jobs_own_gpus_are_looked_at():
@@ -253,6 +269,16 @@ def test_of_a_node_that_others_use_too_only_the_jobs_own_gpus_are_looked_at():
     assert [facts["no_gpu"] for facts in found[:2]] == ["", ""]
     assert "uses no GPU" in found[2]["no_gpu"]
     assert found[3]["no_gpu"] == "no GPU"
+
+
+def test_every_process_has_what_the_first_one_of_its_node_has_read():
+    processes = [{"host": host, "versions": {"torch": "2.14"}} for host in ("n1", "n1", "n2")]
+    nodes = [{"driver": "570.1", "rdma": ["mlx5_0"]}, None, {"driver": "", "rdma": []}]
+    first, second, third = with_node_facts(processes, nodes)
+    assert first == second
+    assert second["versions"] == {"torch": "2.14", "driver": "570.1"}
+    assert second["rdma"] == ["mlx5_0"]
+    assert (third["versions"], third["rdma"]) == ({"torch": "2.14"}, [])
 
 
 def test_emulated_nodes_keep_their_names():
