@@ -1,5 +1,6 @@
 """What processes find out about each other, with threads in the place of processes."""
 
+import os
 import queue
 import threading
 import time
@@ -97,6 +98,15 @@ def test_where_nothing_can_be_written_nobody_waits(tmp_path):
     assert first["error"] == "No such file or directory"
     assert first["after_s"] == {}
     assert time.monotonic() - begun < 60
+
+
+def test_a_folder_that_is_closed_to_a_node_ends_nothing(tmp_path, monkeypatch):
+    def refuse(path, **more):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "stat", refuse)
+    for seen in on_all(2, lambda links: visible_after(links, LEADERS[:2], tmp_path, 20)):
+        assert seen["after_s"]["n0"] is not None
 
 
 def test_a_pair_that_was_slow_beside_the_others_meets_once_more_and_the_better_result_counts(
