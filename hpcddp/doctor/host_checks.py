@@ -3,7 +3,17 @@
 from collections.abc import Callable, Iterator, Sequence
 
 from hpcddp.cluster.interfaces import is_loopback
-from hpcddp.doctor.findings import Facts, Finding, Verdict, fail, finding, not_testable, ok, warn
+from hpcddp.doctor.findings import (
+    Facts,
+    Finding,
+    Verdict,
+    fail,
+    finding,
+    not_testable,
+    ok,
+    warn,
+    without,
+)
 from hpcddp.doctor.units import bytes_text, time_text
 
 _MIB, _GIB = 1 << 20, 1 << 30
@@ -87,13 +97,13 @@ def names(facts: Facts) -> Verdict:
 
 def gpus_free(facts: Facts) -> Verdict:
     if facts["lost_gpus"]:
-        return fail(", ".join(facts["lost_gpus"]), "GPUs that answer", _without(facts))
+        return fail(", ".join(facts["lost_gpus"]), "GPUs that answer", without(facts["host"]))
     if not facts["gpus"]:
         return not_testable(facts["no_gpu"])
     used = [gpu for gpu in facts["gpus"] if (gpu["used_bytes"] or 0) > _GPU_IN_USE]
     if used:
         said = ", ".join(f"{gpu['uuid']} {bytes_text(gpu['used_bytes'])}" for gpu in used)
-        return fail(f"in use: {said}", "free GPUs", _without(facts))
+        return fail(f"in use: {said}", "free GPUs", without(facts["host"]))
     return ok(f"{len(facts['gpus'])} x {facts['gpus'][0]['name']}")
 
 
@@ -103,7 +113,7 @@ def gpu_clocks(facts: Facts) -> Verdict:
     slowed = [gpu for gpu in facts["gpus"] if gpu["slowed_by"]]
     if slowed:
         said = ", ".join(f"{gpu['uuid']}: {' and '.join(gpu['slowed_by'])}" for gpu in slowed)
-        return warn(said, "full clocks", _without(facts))
+        return warn(said, "full clocks", without(facts["host"]))
     clocks = [gpu["clock_mhz"] for gpu in facts["gpus"] if gpu["clock_mhz"]]
     hottest = max((gpu["temperature_c"] or 0 for gpu in facts["gpus"]), default=0)
     return ok(f"nothing slows them; {min(clocks, default=0)} MHz now, {hottest} C at most")
@@ -119,12 +129,8 @@ def pcie_width(facts: Facts) -> Verdict:
     if narrow:
         said = ", ".join(f"{g['uuid']} x{g['pcie_width']}" for g in narrow)
         best = max(gpu["max_pcie_width"] for gpu in narrow)
-        return warn(said, f"x{best}", _without(facts))
+        return warn(said, f"x{best}", without(facts["host"]))
     return ok(f"x{min(gpu['pcie_width'] for gpu in known)}")
-
-
-def _without(facts: Facts) -> str:
-    return f"resources.sbatch.exclude={facts['host']}; tell your admin"
 
 
 def data_path(facts: Facts) -> Verdict:

@@ -4,8 +4,20 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from hpcddp.doctor.findings import Facts, Finding, Verdict, fail, finding, not_testable, ok, warn
-from hpcddp.doctor.login_checks import RUNS_SHARED
+from hpcddp.doctor.findings import (
+    RUNS_SHARED,
+    SHARE_RUNS,
+    SHARED_FOLDER,
+    Facts,
+    Finding,
+    Verdict,
+    fail,
+    finding,
+    not_testable,
+    ok,
+    warn,
+    without,
+)
 from hpcddp.doctor.pairs import Suspect, slow_ones
 from hpcddp.doctor.units import bytes_text, rate_text, time_text
 
@@ -89,21 +101,23 @@ def visibility(processes: Processes, measured: Facts) -> Places:
     """A file that one node writes, seen from the others."""
     seen = measured["visible"]
     writer, folder, after_s = seen["writer"], seen["folder"], seen["after_s"]
-    fix, shared = "export HPCDDP_RUNS_DIR=/SHARED/FOLDER/runs", "a folder that all nodes share"
     if seen["error"]:
-        yield writer, fail(f"cannot write to {folder}: {seen['error']}", shared, fix)
+        yield writer, fail(f"cannot write to {folder}: {seen['error']}", SHARED_FOLDER, SHARE_RUNS)
     elif not after_s:
         yield "", not_testable("one node sees what it writes")
     elif len(after_s) > 1 and set(after_s.values()) == {None}:
-        yield writer, fail(f"no other node sees what it writes to {folder}", shared, fix)
+        yield (
+            writer,
+            fail(f"no other node sees what it writes to {folder}", SHARED_FOLDER, SHARE_RUNS),
+        )
         return
     what = f"a file of {writer} in {folder}"
     for host, seconds in after_s.items():
         if seconds is None:
-            yield host, fail(f"never saw {what}", shared, fix)
+            yield host, fail(f"never saw {what}", SHARED_FOLDER, SHARE_RUNS)
         elif seconds > _VISIBLE_S:
             late, least = f"{what} came after {time_text(seconds)}", f"{time_text(_VISIBLE_S)}"
-            yield host, warn(late, least, f"{fix}; on NFS the mount option lookupcache=none")
+            yield host, warn(late, least, f"{SHARE_RUNS}; on NFS the mount option lookupcache=none")
     quick = [seconds for seconds in after_s.values() if seconds is not None]
     if quick and max(quick) <= _VISIBLE_S and len(quick) == len(after_s):
         yield "", ok(f"{what} was there after {time_text(max(quick))} at most")
@@ -206,12 +220,11 @@ def _slow(suspect: Suspect, what: str) -> Verdict:
     best = "at best " if what == "node" else ""
     speed = rate_text(suspect.gb_per_s)
     judge = fail if suspect.is_very_slow else warn
-    exclude = f"resources.sbatch.exclude={suspect.hosts[0]}"
     return judge(
         f"slow {what}: {best}{speed} with another node, where others reach "
         f"{rate_text(suspect.usual_gb_per_s)}",
         f"{rate_text(suspect.usual_gb_per_s)}",
-        f"{exclude}; tell your admin",
+        without(suspect.hosts[0]),
     )
 
 

@@ -1,5 +1,6 @@
 """What every check says of facts drawn by hand: tests/cases/doctor_cases.yaml."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from hpcddp.config.yaml_text import load_yaml_mapping
 from hpcddp.doctor.findings import as_document, from_document, has_failed
 from hpcddp.doctor.host_checks import NODE_CHECKS, PROCESS_CHECKS, examine_hosts
 from hpcddp.doctor.job_checks import JOB_CHECKS, examine_job
-from hpcddp.doctor.login_checks import LOGIN_CHECKS, examine_login
+from hpcddp.doctor.login_checks import LOGIN_CHECKS, examine_login, settle_by_job
 from hpcddp.doctor.text import report_lines
 
 TABLE = load_yaml_mapping(Path(__file__).parents[1] / "cases" / "doctor_cases.yaml")
@@ -62,6 +63,29 @@ def test_the_processes_of_a_job_are_judged_together(case):
     hit = [(host, verdict) for host, verdict in found if verdict.status == case["status"]]
     assert [host for host, _ in hit] == case["where"], found
     assert_said([verdict for _, verdict in hit], case)
+
+
+def test_torch_has_to_be_as_new_as_the_package_asks_for():
+    asked = re.search(r"torch>=(\S+)", Path(__file__).parents[2].joinpath("setup.cfg").read_text())
+    facts = {**TABLE["login"]["healthy"], "packages": {"torch": asked[1], "torchvision": "0.20"}}
+    assert LOGIN_CHECKS["torch"](facts).status == "ok"
+    facts["packages"]["torch"] = "2.4.1"
+    assert f"'torch>={asked[1]}'" in LOGIN_CHECKS["torch"](facts).fix
+
+
+DISK = {"path": "/x", "kind": "ext4", "source": "/dev/sda1", "reach": "disk"}
+
+
+@pytest.mark.parametrize(("launcher", "settled"), [("slurm", True), ("local", False)])
+def test_a_file_that_all_nodes_see_proves_the_run_directory_and_nothing_else(launcher, settled):
+    profile = {**TABLE["login"]["healthy"]["profile"], "launcher": launcher}
+    mounts = {"runs": DISK, "python": DISK}
+    facts = {**TABLE["login"]["healthy"], "profile": profile, "mounts": mounts}
+    login = list(examine_login(facts))
+    job = list(examine_job([HEALTHY_HOST], TABLE["job"]["healthy"]))
+    changed = [new.name for old, new in zip(login, settle_by_job(login, job), strict=True)
+               if new != old]  # fmt: skip
+    assert changed == ["run directory shared"] * settled
 
 
 @pytest.mark.parametrize("kind", ["login", "host", "job"])
