@@ -56,7 +56,13 @@ def shared_memory(facts: Facts) -> Verdict:
 def interface(facts: Facts) -> Verdict:
     chosen = facts["interface"]
     if chosen is None:
-        return not_testable("no network between nodes is used")
+        return not_testable("all processes are on one host")
+    if not chosen["name"]:
+        return warn(
+            f"none chosen; there: {chosen['there']}",
+            "one that leads to the other nodes",
+            "export HPCDDP_INTERFACE=NAME, or `interface` in the profile",
+        )
     speed = chosen["speed_mbit_per_s"]
     said = f"{chosen['name']}, {f'{speed} Mbit/s' if speed else 'speed unknown'}"
     if chosen["faster"]:

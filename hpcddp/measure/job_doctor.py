@@ -61,7 +61,7 @@ def examine(
     links = Links(layout.global_rank, layout.world_size)
     processes = links.gather(facts | _torch_facts(device, facts))
     processes = with_own_gpus(with_node_facts(processes, links.gather(node)))
-    processes = _with_names(links, processes, layout)
+    processes = _with_names(links, processes, layout, environ)
     leaders = _leaders(processes)
     _log.info("All have met; processes: %d, nodes: %d", len(processes), len(leaders))
     alone = len(leaders) == 1
@@ -92,14 +92,17 @@ def _node_facts(
 
 
 def _with_names(
-    links: Links, processes: list[dict[str, Any]], layout: ProcessLayout
+    links: Links,
+    processes: list[dict[str, Any]],
+    layout: ProcessLayout,
+    environ: Mapping[str, str],
 ) -> list[dict[str, Any]]:
     """The facts with what each node knows of the names of all. Torchrun does not name its nodes."""
     hosts = layout.hosts
     if layout.launcher != "slurm":
         hosts = tuple(dict.fromkeys(facts["host"] for facts in processes))
     asks = layout.local_rank == 0 and not is_one_host(layout)
-    names = links.gather(resolve_all(hosts) if asks else None)
+    names = links.gather(resolve_all(hosts, environ) if asks else None)
     return [{**facts, "names": known} for facts, known in zip(processes, names, strict=True)]
 
 

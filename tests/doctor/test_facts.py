@@ -148,11 +148,19 @@ def test_what_goes_over_ipoib_is_told_apart_and_efa_counts_bytes(tmp_path):
     assert now.since(now).over_infiniband == {"ib0": 0}
 
 
-def test_names_are_asked_until_time_is_up():
-    ticks = iter([0.0, 1.0, 2.0, 11.0])
-    known = {"a": ("10.0.0.1",)}
-    found = resolve_all(["a", "b", "c"], lambda name: known.get(name, ()), lambda: next(ticks))
-    assert found == {"a": ["10.0.0.1"], "b": [], "c": None}
+def test_nodes_are_asked_for_by_the_names_that_training_tries():
+    known = {"a-ib": ("10.1.0.1",), "b": ("10.0.0.2",)}
+    environ = {"HPCDDP_HOST_SUFFIX": "-ib"}
+    found = resolve_all(["a", "b"], environ, lambda name: known.get(name, ()))
+    assert found == {"a": ["10.1.0.1"], "b": ["10.0.0.2"]}
+
+
+def test_a_name_without_an_address_is_asked_for_again():
+    answers = {"a": [("10.0.0.1",)], "b": [(), (), ("10.0.0.2",)]}
+    found = resolve_all(["a", "b"], {}, lambda name: answers[name].pop(0), patience_s=60)
+    assert found == {"a": ["10.0.0.1"], "b": ["10.0.0.2"]}
+    assert resolve_all(["c"], {}, lambda name: (), patience_s=0.01) == {"c": []}
+    assert resolve_all(["a"], {}, lambda name: (), patience_s=0) == {"a": None}
 
 
 def test_the_chosen_interface_is_told_with_a_faster_one():
@@ -162,7 +170,9 @@ def test_the_chosen_interface_is_told_with_a_faster_one():
     facts = interface_facts(host, {"GLOO_SOCKET_IFNAME": "eth0"})
     assert (facts["name"], facts["speed_mbit_per_s"], facts["faster_name"]) == ("eth0", 1000, "ib0")
     assert interface_facts(host, {"GLOO_SOCKET_IFNAME": "ib0"})["faster"] == ""
-    assert interface_facts(host, {}) is None
+    found = interface_facts(host, {})
+    assert found["name"] == ""
+    assert "ib0 (up, 100000 Mbit/s" in found["there"]
 
 
 def test_files_of_the_data_are_opened_and_a_missing_folder_is_told(tmp_path):
