@@ -123,3 +123,12 @@ def test_healthy_hosts_share_a_line_although_their_numbers_differ():
     assert len(lines) == 2
     assert "gpu-01, gpu-02" in lines[0]
     assert lines[1].startswith("warn")
+
+
+def test_the_hosts_of_a_bad_finding_are_named_however_many_they_are():
+    hosts = [{**HEALTHY_HOST, "host": f"gpu-{n:02d}", "shm_bytes": 0} for n in range(1, 65)]
+    lines = report_lines(list(examine_hosts(hosts)))
+    at = next(n for n, line in enumerate(lines) if line.startswith("fail") and "shm" in line)
+    assert "64 hosts" in lines[at]
+    assert lines[at + 1].strip() == "hosts: gpu-[01-64]"
+    assert sum("hosts: " in line for line in lines) == 1
