@@ -206,7 +206,9 @@ def pairs(processes: Processes, measured: Facts) -> Places:
         yield "", not_testable("one host has no link to test")
         return
     speeds = [speed for _, _, speed in results]
-    said = f"{rate_text(min(speeds))} to {rate_text(max(speeds))} (pairs: {len(results)})"
+    reduced = measured["allreduce"]
+    way = "; the first GPU's adapter only" if reduced and reduced["backend"] == "nccl" else ""
+    said = f"{rate_text(min(speeds))} to {rate_text(max(speeds))} (pairs: {len(results)}{way})"
     nodes, links = slow_ones(results)
     for suspect in nodes:
         yield suspect.hosts[0], _slow(suspect, "node")

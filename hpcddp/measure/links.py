@@ -183,8 +183,8 @@ def _exchange(links: Links, there: int, device: torch.device, *, decides: bool) 
 def _swap(links: Links, there: int, payload: torch.Tensor) -> float:
     """Seconds in which both have received what the other sent.
 
-    A sender is content once the kernel has its bytes, so each also tells the other that it has
-    everything.
+    On a CPU a sender is content once the kernel has its bytes, so each also tells the other that it
+    has everything. With NCCL no more than a few MiB of its own buffers are still on the way.
     """
     received = torch.empty_like(payload)
     start = time.perf_counter()
@@ -193,7 +193,7 @@ def _swap(links: Links, there: int, payload: torch.Tensor) -> float:
         work.wait()
     if payload.device.type == "cuda":
         torch.cuda.synchronize(payload.device)
-    if links.global_rank < there:
+    elif links.global_rank < there:
         links.send(1.0, there)
         links.receive(there)
     else:

@@ -4,6 +4,7 @@ import os
 import queue
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -157,3 +158,20 @@ def test_sixty_four_nodes_talk_a_few_times_and_no_node_waits_for_ever(
     assert len(gathered) == talks
     assert all(result == results[0] for result in results)
     assert {host for a, b, _ in results[0] for host in (a, b)} == {each.host for each in leaders}
+
+
+@pytest.mark.parametrize(("kind", "words"), [("cpu", 1), ("cuda", 0)])
+def test_processes_tell_each_other_of_what_has_arrived_only_where_sending_does_not(
+    kind, words, monkeypatch
+):
+    told = []
+    payload = SimpleNamespace(device=SimpleNamespace(type=kind))
+    monkeypatch.setattr(module.torch, "empty_like", lambda tensor: tensor)
+    monkeypatch.setattr(module.torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(module.dist, "P2POp", lambda *words: words)
+    monkeypatch.setattr(module.dist, "batch_isend_irecv", lambda ways: [])
+    links = SimpleNamespace(
+        global_rank=0, send=lambda number, to: told.append(to), receive=lambda sender: 1.0
+    )
+    module._swap(links, 1, payload)
+    assert len(told) == words
