@@ -19,7 +19,7 @@ import torch.utils.data
 
 from hpcddp.stop_flag import STOP_SIGNALS
 
-_PREFETCHED_PER_WORKER = 2
+PREFETCHED_PER_WORKER = 2
 _folders: set[str] = set()  # below TMPDIR, with the fork server's socket
 
 
@@ -43,7 +43,7 @@ def worker_batches(
         worker_init_fn=_tie_to_owner,
         multiprocessing_context=_worker_context(),
         generator=torch.Generator(),  # else each iteration advances the global generator
-        prefetch_factor=_PREFETCHED_PER_WORKER,
+        prefetch_factor=PREFETCHED_PER_WORKER,
         persistent_workers=True,
     )
 
