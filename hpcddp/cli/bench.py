@@ -135,15 +135,14 @@ def _measure(
     from hpcddp.measure.allreduce_report import allreduce_document
     from hpcddp.measure.collectives import measure_all_reduce
     from hpcddp.train.device import choose_device
-    from hpcddp.train.process_group import open_ranks
+    from hpcddp.train.process_group import backend_of, open_ranks
 
     _check_world_size(layout.world_size)
     device = choose_device(_DEVICES.get(backend, config.train.device), layout)
     ranks = open_ranks(layout, device, config.train.rendezvous_timeout_s)
     place = {"global_rank": layout.global_rank, "world_size": layout.world_size}
     times = measure_all_reduce(ranks, sizes, device, seconds_per_size=seconds_per_size, **place)
-    used = "nccl" if device.type == "cuda" else "gloo"
-    document = allreduce_document(list(times), layout, used)
+    document = allreduce_document(list(times), layout, backend_of(device))
     if layout.is_main and run_dir:
         write_report(run_dir, _REPORT, document)
     if layout.is_main:

@@ -6,7 +6,6 @@ so the number to hold against the speed of a link.
 """
 
 import itertools
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from hpcddp.errors import HpcddpError
+from hpcddp.measure.scaling import quantile
 from hpcddp.train.process_group import Ranks
 
 BYTES_PER_FLOAT = 4
@@ -70,7 +70,7 @@ def measure_all_reduce(
         warm = _slowest(ranks, _times(ranks, tensor, _WARM_UPS))
         count = min(_MOST, max(_FEWEST, int(seconds_per_size / max(min(warm), _CLOCK_S))))
         seconds = _slowest(ranks, _times(ranks, tensor, count))
-        low, middle, high = statistics.quantiles(seconds, n=4)
+        low, middle, high = (quantile(seconds, quarter / 4) for quarter in (1, 2, 3))
         yield AllReduceTime(size, middle, (low, high), count, _WARM_UPS + 1)
 
 

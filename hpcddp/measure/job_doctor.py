@@ -26,7 +26,7 @@ from hpcddp.measure.allreduce_report import allreduce_document
 from hpcddp.measure.collectives import bus_factor, measure_all_reduce
 from hpcddp.measure.links import Leader, Links, clock_offsets, pair_speeds, visible_after
 from hpcddp.train.device import choose_device
-from hpcddp.train.process_group import Ranks, open_ranks
+from hpcddp.train.process_group import Ranks, backend_of, open_ranks
 
 _RENDEZVOUS_TIMEOUT_S = 120.0  # at most: a node that does not come is what one wants to hear of
 _SIZES = (1 << 10, 1 << 15, 1 << 20, 1 << 24)
@@ -151,5 +151,5 @@ def _all_reduce(
         "interfaces": dict(sent.interfaces),
         "payload_bytes": payload,
     }
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    return {**allreduce_document(rows, layout, backend), "correct": correct}, counted
+    document = allreduce_document(rows, layout, backend_of(device))
+    return {**document, "correct": correct}, counted

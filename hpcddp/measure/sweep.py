@@ -24,7 +24,7 @@ from hpcddp.measure.document import compare_document, not_measured
 from hpcddp.measure.verdict import Circumstances, verdict_of_sweep
 from hpcddp.run_dir import RunDir
 from hpcddp.train.device import choose_device, make_deterministic
-from hpcddp.train.process_group import open_ranks
+from hpcddp.train.process_group import backend_of, open_ranks
 
 _WARM_UP_STEPS = 3
 
@@ -97,7 +97,7 @@ def _document(
     ]
     base = base_of(rows, {key: value_at(config, key) for key in settings[0]})
     rows = with_speedups(rows, base, is_weak=False)
-    backend = "nccl" if device.type == "cuda" else "gloo"
+    backend = backend_of(device)
     [base] = [row for row in rows if row["setting"] == base["setting"]]
     return compare_document(
         config,

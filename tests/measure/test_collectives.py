@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from hpcddp.errors import HpcddpError
+from hpcddp.measure import collectives
 from hpcddp.measure.collectives import AllReduceTime, bus_factor, measure_all_reduce
 from hpcddp.train.process_group import LoneProcess
 
@@ -43,6 +44,12 @@ def test_the_slowest_process_counts_and_every_call_is_accounted_for():
 def test_a_fast_size_is_repeated_as_long_as_it_may():
     [measured] = measure(TwoAlike(other_s=0.01), [1024], seconds_per_size=0.5)
     assert measured.n == 50
+
+
+def test_quartiles_are_those_of_every_other_measurement(monkeypatch):
+    monkeypatch.setattr(collectives, "_times", lambda *_: [4.0, 1.0, 3.0, 2.0])
+    [measured] = measure(TwoAlike(), [1024])
+    assert (measured.seconds, measured.quartiles_s) == (2.5, (1.75, 3.25))
 
 
 def test_a_wrong_last_element_is_an_error():
