@@ -63,15 +63,15 @@ def test_a_local_job_compares_the_modes_and_leaves_its_reports(compare, tmp_path
 
 
 def test_a_sweep_prints_each_value_with_total_and_exposed_communication(compare, tmp_path):
-    sweep = ["--nodes", "2", "--sweep", "ddp.bucket_cap_mib=1,25"]
+    sweep = ["--nodes", "2", "--sweep", "ddp.bucket_cap_mib=1,50"]
     done = compare("--cluster", "local", "--name", "s", "--follow", *sweep, *ONCE, *SMALL)
     assert done.returncode == 0, done.stderr
     assert "settings of DistributedDataParallel: shufflenet_v2_x0_5" in done.stdout
     lines = [line.split() for line in done.stdout.splitlines()]
     measured = [line for line in lines if line[:1] and line[0].startswith("ddp.bucket_cap_mib=")]
-    assert [line[0] for line in measured[:2]] == ["ddp.bucket_cap_mib=1", "ddp.bucket_cap_mib=25"]
+    assert [line[0] for line in measured[:2]] == ["ddp.bucket_cap_mib=1", "ddp.bucket_cap_mib=50"]
     rows = json.loads((tmp_path / "runs/s/reports/compare.json").read_text())["rows"]
-    assert [row["setting"]["ddp.bucket_cap_mib"] for row in rows] == [1, 25]
+    assert [row["setting"]["ddp.bucket_cap_mib"] for row in rows] == [1, 50]
     assert [len(row["buckets"]) for row in rows] == [2, 1]  # of 1.4 MB
     assert {row["devices"] for row in rows} == {2}
     assert {row["comm_bytes_per_step"] for row in rows} == {
