@@ -13,7 +13,7 @@ from hpcddp.cli.measuring import measuring_options, prepare_job
 from hpcddp.cli.options import build_request
 from hpcddp.cli.submit import announce
 from hpcddp.cluster.filesystems import existing_part
-from hpcddp.cluster.profile import CLUSTER_VARIABLE, load_profile
+from hpcddp.cluster.profile import CLUSTER_VARIABLE, choose_profile, load_profile
 from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED, ProcessLayout
 from hpcddp.config.schema import RunConfig
 from hpcddp.config.write import read_config
@@ -123,11 +123,11 @@ def _examine_here(
         from hpcddp.measure.job_doctor import examine
 
         config = read_config(run_dir) if run_dir else _config(context, typed)
+        expected = _expected_busbw(config.cluster if run_dir else typed["cluster"], config)
         folder = run_dir.path if run_dir else existing_part(runs_root(os.environ))
-        document = examine(layout, os.environ, folder, config, _expected_busbw(config))
+        document, failed = examine(layout, os.environ, folder, config, expected)
         if layout.is_main:
             _leave(document, run_dir, as_json=as_json)
-        failed = has_failed(from_document(document))
         # A job that has found something wrong has done its work: whoever sent it reads the report.
         return EXIT_FAILED if failed and run_dir is None else EXIT_DONE
 
@@ -151,9 +151,12 @@ def _config(context: click.Context, typed: dict[str, Any]) -> RunConfig:
     return resolve_request(build_request(context, typed), environ).config
 
 
-def _expected_busbw(config: RunConfig) -> float | None:
+def _expected_busbw(cluster: str | None, config: RunConfig) -> float | None:
+    """What the named profile expects; without a name, the one that fits this node."""
+    wanted = cluster or os.environ.get(CLUSTER_VARIABLE) or "auto"
     try:
-        profile = load_profile(config.cluster, os.environ, config.resources)
+        name = choose_profile(wanted, os.environ)
+        profile = load_profile(name, os.environ, config.resources)
     except ConfigError:
         return None  # a profile of one's own need not be readable on the node
     return profile.expected_busbw_gb_per_s

@@ -16,7 +16,7 @@ from hpcddp.config.layout import ProcessLayout
 from hpcddp.config.schema import RunConfig
 from hpcddp.data.workers import worker_batches
 from hpcddp.doctor.counters import read_counters
-from hpcddp.doctor.findings import as_document
+from hpcddp.doctor.findings import as_document, from_document, has_failed
 from hpcddp.doctor.gpu_facts import with_own_gpus
 from hpcddp.doctor.host_checks import examine_hosts
 from hpcddp.doctor.host_facts import (
@@ -47,8 +47,9 @@ def examine(
     folder: Path,
     config: RunConfig,
     expected_busbw_gb_per_s: float | None,
-) -> dict[str, Any]:
-    """The report about all processes of this job, on each of them. Collective.
+) -> tuple[dict[str, Any], bool]:
+    """The report about all processes of this job, on the main one (empty on the others), and on
+    every one whether something has failed. Collective.
 
     `folder` is where runs lie. Raises HpcddpError `rendezvous` where the processes do not meet.
     """
@@ -75,9 +76,15 @@ def examine(
         "visible": visible_after(links, leaders, folder),
         "pairs": [] if alone else pair_speeds(links, leaders, device),
     }
+    document = _report(processes, measured) if layout.is_main else {}
+    failed = ranks.decide(lambda: has_failed(from_document(document)))
     ranks.close()
+    return document, failed
+
+
+def _report(processes: list[dict[str, Any]], measured: dict[str, Any]) -> dict[str, Any]:
     findings = [*examine_hosts(processes), *examine_job(processes, measured)]
-    return as_document(findings, allreduce=allreduce, pairs=measured["pairs"])
+    return as_document(findings, allreduce=measured["allreduce"], pairs=measured["pairs"])
 
 
 def _node_facts(
