@@ -1,5 +1,6 @@
 """`bench`: measure a part of the machine by itself, without any training."""
 
+import functools
 import json
 import os
 import re
@@ -9,10 +10,15 @@ from typing import Any
 import click
 
 from hpcddp.cli.bench_text import allreduce_lines
-from hpcddp.cli.measuring import measuring_options, prepare_job, report_of_job
+from hpcddp.cli.measuring import (
+    measures_here,
+    measuring_options,
+    prepare_job,
+    show_report_of_job,
+)
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.errors import HpcddpError
-from hpcddp.launch.measuring import is_in_job, measure_here, write_report
+from hpcddp.launch.measuring import measure_here, write_report
 from hpcddp.launch.request import world_size
 from hpcddp.run_dir import RunDir
 
@@ -84,7 +90,7 @@ def allreduce(
     Inside a job (srun, torchrun) every process takes part; elsewhere this sends a job. algbw is
     bytes / time; busbw, times 2(n-1)/n, is what compares with the speed of a link.
     """
-    if is_in_job(os.environ, " ".join(_VERB)):
+    if measures_here(context, " ".join(_VERB)):
         run = RunDir(run_dir.absolute()) if run_dir else None
 
         def work(layout: ProcessLayout) -> None:
@@ -93,7 +99,8 @@ def allreduce(
         measure_here(work, run, os.environ)
     submission = prepare_job(context, _words(sizes, backend, seconds_per_size), typed)
     _check_world_size(world_size(submission.request.config, submission.request.profile))
-    _show(report_of_job(submission, _REPORT, follows=follows, as_json=as_json), as_json=as_json)
+    show = functools.partial(_show, as_json=as_json)
+    show_report_of_job(submission, _REPORT, show, follows=follows, as_json=as_json)
 
 
 def _words(sizes: tuple[int, ...], backend: str, seconds_per_size: float) -> list[str]:

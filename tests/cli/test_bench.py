@@ -39,6 +39,8 @@ def test_a_local_job_leaves_the_report_that_is_printed(bench, tmp_path):
         assert (row["n"] >= 3, row["discarded"]) == (True, 3)
     assert (report["world_size"], report["nodes"], report["backend"]) == (2, 2, "gloo")
     assert report["hosts"] == ["node0", "node1"]
+    log = (tmp_path / "runs/b/logs/attempt-000/rank-0000.log").read_text()
+    assert "exported by you" not in log  # what the job itself has settled
     page = tmp_path / "runs/b/reports/allreduce.html"
     assert f"Page {page}" in done.stderr
     assert "<h1>All-reduce, gloo</h1>" in page.read_text()

@@ -60,6 +60,14 @@ def test_every_row_is_in_the_tables_with_its_counts(page, document):
     assert cells(text, "Part of the work that does not scale")[2] == ["ddp", "9.0 %", "0.02"]
 
 
+def test_what_dp_copies_is_shown_and_told_from_what_ddp_reduces(page, document):
+    for row, number in zip(document["rows"][1:3], (3 << 20, 0), strict=True):
+        row["comm_bytes_per_step"] = number
+    text = page()
+    assert [row[2] for row in cells(text, "Communication")[2:4]] == ["3 MiB", "0 B"]
+    assert "of ddp: gradients; of dp: gradients and parameters" in text
+
+
 def test_every_figure_says_how_many_steps_stand_behind_it(page):
     text = page()
     for title in ("Throughput", "What a step is spent on"):
