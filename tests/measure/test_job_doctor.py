@@ -4,9 +4,11 @@ import dataclasses
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.config.schema import RunConfig
+from hpcddp.errors import HpcddpError
 from hpcddp.measure import job_doctor
 
 
@@ -27,3 +29,13 @@ def test_only_the_main_process_judges_and_the_others_have_its_verdict(monkeypatc
     monkeypatch.setattr(job_doctor, "examine_hosts", pytest.fail)
     layout = ProcessLayout(global_rank=1, world_size=2, hosts=("a", "b"), launcher="local")
     assert job_doctor.examine(layout, {}, tmp_path, RunConfig(), None) == ({}, True)
+
+
+def test_a_process_that_has_no_device_says_which_gpu_is_lost(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    layout = ProcessLayout(hosts=("gpu-07",), launcher="slurm")
+    with pytest.raises(HpcddpError) as told:
+        job_doctor._device("cuda", layout, {"lost_gpus": ["GPU 3: GPU is lost"]})
+    assert told.value.message.startswith("GPU 3: GPU is lost")
+    assert "exclude=gpu-07" in told.value.message
+    assert told.value.code == "no_gpu"
