@@ -12,7 +12,7 @@ import click
 from hpcddp.cli.measuring import config_here, measures_here, measuring_options, prepare_job
 from hpcddp.cli.submit import announce
 from hpcddp.cluster.filesystems import existing_part
-from hpcddp.cluster.profile import load_profile
+from hpcddp.cluster.profile import CLUSTER_VARIABLE, choose_profile, load_profile
 from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED, ProcessLayout
 from hpcddp.config.schema import RunConfig
 from hpcddp.doctor.findings import Finding, as_document, fail, finding, from_document, has_failed
@@ -120,11 +120,11 @@ def _examine_here(
         from hpcddp.measure.job_doctor import examine
 
         config = config_here(context, run_dir, typed)
+        expected = _expected_busbw(config.cluster if run_dir else typed["cluster"], config)
         folder = run_dir.path if run_dir else existing_part(runs_root(os.environ))
-        document = examine(layout, os.environ, folder, config, _expected_busbw(config))
+        document, failed = examine(layout, os.environ, folder, config, expected)
         if layout.is_main:
             _leave(document, run_dir, as_json=as_json)
-        failed = has_failed(from_document(document))
         # A job that has found something wrong has done its work: whoever sent it reads the report.
         return EXIT_FAILED if failed and run_dir is None else EXIT_DONE
 
@@ -142,9 +142,12 @@ def _show(document: dict[str, Any], *, as_json: bool) -> None:
     click.echo(json.dumps(document, indent=2) if as_json else "\n".join(lines))
 
 
-def _expected_busbw(config: RunConfig) -> float | None:
+def _expected_busbw(cluster: str | None, config: RunConfig) -> float | None:
+    """What the named profile expects; without a name, the one that fits this node."""
+    wanted = cluster or os.environ.get(CLUSTER_VARIABLE) or "auto"
     try:
-        profile = load_profile(config.cluster, os.environ, config.resources)
+        name = choose_profile(wanted, os.environ)
+        profile = load_profile(name, os.environ, config.resources)
     except ConfigError:
         return None  # a profile of one's own need not be readable on the node
     return profile.expected_busbw_gb_per_s

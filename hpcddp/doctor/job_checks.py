@@ -153,8 +153,8 @@ def latency(processes: Processes, measured: Facts) -> Places:
 def expected_bandwidth(processes: Processes, measured: Facts) -> Places:
     reduced, expected = measured["allreduce"], measured["expected_busbw_gb_per_s"]
     if not reduced or not reduced["rows"] or expected is None:
-        why = "nothing was reduced" if expected else "the profile has no expected_busbw_gb_per_s"
-        yield "", not_testable(why)
+        unknown = "no profile for this node has expected_busbw_gb_per_s; --cluster NAME names one"
+        yield "", not_testable("nothing was reduced" if expected else unknown)
         return
     if reduced["backend"] != "nccl":
         yield "", not_testable(f"the profile expects it of NCCL, and this was {reduced['backend']}")

@@ -16,10 +16,11 @@ from hpcddp.config.layout import ProcessLayout
 from hpcddp.config.schema import RunConfig
 from hpcddp.data.workers import worker_batches
 from hpcddp.doctor.counters import read_counters
-from hpcddp.doctor.findings import as_document
+from hpcddp.doctor.findings import as_document, from_document, has_failed, without
 from hpcddp.doctor.gpu_facts import with_own_gpus
 from hpcddp.doctor.host_checks import examine_hosts
 from hpcddp.doctor.host_facts import (
+    host_name,
     read_node_facts,
     read_process_facts,
     resolve_all,
@@ -47,8 +48,9 @@ def examine(
     folder: Path,
     config: RunConfig,
     expected_busbw_gb_per_s: float | None,
-) -> dict[str, Any]:
-    """The report about all processes of this job, on each of them. Collective.
+) -> tuple[dict[str, Any], bool]:
+    """The report about all processes of this job, on the main one (empty on the others), and on
+    every one whether something has failed. Collective.
 
     `folder` is where runs lie. Raises HpcddpError `rendezvous` where the processes do not meet.
     """
@@ -56,7 +58,7 @@ def examine(
     _log.info("Looking at this node")
     node = _node_facts(layout, environ, config)  # before this process opens a GPU
     facts = read_process_facts(layout, environ)
-    device = choose_device(config.train.device, layout)
+    device = _device(config.train.device, layout, node)
     ranks = open_ranks(layout, device, timeout_s)
     links = Links(layout.global_rank, layout.world_size)
     processes = links.gather(facts | _torch_facts(device, facts))
@@ -75,9 +77,15 @@ def examine(
         "visible": visible_after(links, leaders, folder),
         "pairs": [] if alone else pair_speeds(links, leaders, device),
     }
+    document = _report(processes, measured) if layout.is_main else {}
+    failed = ranks.decide(lambda: has_failed(from_document(document)))
     ranks.close()
+    return document, failed
+
+
+def _report(processes: list[dict[str, Any]], measured: dict[str, Any]) -> dict[str, Any]:
     findings = [*examine_hosts(processes), *examine_job(processes, measured)]
-    return as_document(findings, allreduce=allreduce, pairs=measured["pairs"])
+    return as_document(findings, allreduce=measured["allreduce"], pairs=measured["pairs"])
 
 
 def _node_facts(
@@ -89,6 +97,20 @@ def _node_facts(
     data_root = Path(config.data.root) if config.data.root else None
     uses_gpus = config.train.device != "cpu"
     return read_node_facts(layout, environ, data_root, uses_gpus=uses_gpus)
+
+
+def _device(wish: str, layout: ProcessLayout, node: Mapping[str, Any] | None) -> torch.device:
+    """The device as training chooses it. Where that fails there will be no report, so the error
+    says which GPUs are lost. Raises HpcddpError.
+    """
+    try:
+        return choose_device(wish, layout)
+    except HpcddpError as error:
+        lost = ", ".join(node["lost_gpus"]) if node else ""
+        if not lost:
+            raise
+        fix = without(host_name(layout))
+        raise HpcddpError(f"{lost}, so: {error.message} {fix}", error.code) from None
 
 
 def _with_names(
