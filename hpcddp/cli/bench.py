@@ -1,5 +1,6 @@
 """`bench`: measure a part of the machine by itself, without any training."""
 
+import functools
 import json
 import os
 import re
@@ -9,10 +10,17 @@ from typing import Any
 import click
 
 from hpcddp.cli.bench_text import allreduce_lines
-from hpcddp.cli.measuring import measuring_options, prepare_job, report_of_job
+from hpcddp.cli.measuring import (
+    config_here,
+    measures_here,
+    measuring_options,
+    prepare_job,
+    show_report_of_job,
+)
 from hpcddp.config.layout import ProcessLayout
+from hpcddp.config.schema import RunConfig
 from hpcddp.errors import HpcddpError
-from hpcddp.launch.measuring import is_in_job, measure_here, write_report
+from hpcddp.launch.measuring import measure_here, write_report
 from hpcddp.launch.request import world_size
 from hpcddp.run_dir import RunDir
 
@@ -20,7 +28,7 @@ _REPORT = "allreduce"
 _VERB = ("bench", "allreduce")
 _UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 _SMALLEST = 1 << 10
-_RENDEZVOUS_TIMEOUT_S = 300.0
+_DEVICES = {"gloo": "cpu", "nccl": "cuda"}
 
 
 @click.group()
@@ -65,7 +73,8 @@ def _bytes(text: str) -> int | None:
 @measuring_options
 @click.option("--sizes", type=_Sizes(), default="1KiB..256MiB", show_default=True)
 @click.option("--backend", type=click.Choice(["auto", "gloo", "nccl"]), default="auto",
-              help="gloo measures the network from the CPUs also where there are GPUs")  # fmt: skip
+              help="auto: by train.device; gloo measures the network from the CPUs also where "
+              "there are GPUs")  # fmt: skip
 @click.option("--seconds-per-size", type=click.FloatRange(0.001), default=0.5, show_default=True,
               help="how long each size is repeated; at least three times")  # fmt: skip
 @click.pass_context
@@ -84,16 +93,18 @@ def allreduce(
     Inside a job (srun, torchrun) every process takes part; elsewhere this sends a job. algbw is
     bytes / time; busbw, times 2(n-1)/n, is what compares with the speed of a link.
     """
-    if is_in_job(os.environ, " ".join(_VERB)):
+    if measures_here(context, " ".join(_VERB)):
         run = RunDir(run_dir.absolute()) if run_dir else None
 
         def work(layout: ProcessLayout) -> None:
-            _measure(layout, run, sizes, backend, seconds_per_size, as_json=as_json)
+            config = config_here(context, run, typed)
+            _measure(layout, config, run, sizes, backend, seconds_per_size, as_json=as_json)
 
         measure_here(work, run, os.environ)
     submission = prepare_job(context, _words(sizes, backend, seconds_per_size), typed)
     _check_world_size(world_size(submission.request.config, submission.request.profile))
-    _show(report_of_job(submission, _REPORT, follows=follows, as_json=as_json), as_json=as_json)
+    show = functools.partial(_show, as_json=as_json)
+    show_report_of_job(submission, _REPORT, show, follows=follows, as_json=as_json)
 
 
 def _words(sizes: tuple[int, ...], backend: str, seconds_per_size: float) -> list[str]:
@@ -112,6 +123,7 @@ def _check_world_size(processes: int) -> None:
 
 def _measure(
     layout: ProcessLayout,
+    config: RunConfig,
     run_dir: RunDir | None,
     sizes: tuple[int, ...],
     backend: str,
@@ -123,15 +135,14 @@ def _measure(
     from hpcddp.measure.allreduce_report import allreduce_document
     from hpcddp.measure.collectives import measure_all_reduce
     from hpcddp.train.device import choose_device
-    from hpcddp.train.process_group import open_ranks
+    from hpcddp.train.process_group import backend_of, open_ranks
 
     _check_world_size(layout.world_size)
-    device = choose_device({"gloo": "cpu", "nccl": "cuda"}.get(backend, backend), layout)
-    ranks = open_ranks(layout, device, _RENDEZVOUS_TIMEOUT_S)
+    device = choose_device(_DEVICES.get(backend, config.train.device), layout)
+    ranks = open_ranks(layout, device, config.train.rendezvous_timeout_s)
     place = {"global_rank": layout.global_rank, "world_size": layout.world_size}
     times = measure_all_reduce(ranks, sizes, device, seconds_per_size=seconds_per_size, **place)
-    used = "nccl" if device.type == "cuda" else "gloo"
-    document = allreduce_document(list(times), layout, used)
+    document = allreduce_document(list(times), layout, backend_of(device))
     if layout.is_main and run_dir:
         write_report(run_dir, _REPORT, document)
     if layout.is_main:

@@ -1,5 +1,6 @@
 """`compare`: DataParallel against DDP on one node, or settings of DDP on any number of them."""
 
+import functools
 import json
 import os
 from pathlib import Path
@@ -8,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcddp.cli.compare_text import compare_text
-from hpcddp.cli.measuring import measuring_options, prepare_job, report_of_job
+from hpcddp.cli.measuring import measures_here, measuring_options, prepare_job, show_report_of_job
 from hpcddp.cli.options import build_request
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.config.write import read_config
 from hpcddp.errors import HpcddpError
-from hpcddp.launch.measuring import is_in_job, measure_here, write_report
+from hpcddp.launch.measuring import measure_here, write_report
 from hpcddp.launch.request import ResolvedRequest, resolve_request, world_size
 from hpcddp.run_dir import RunDir, write_atomically
 
@@ -51,14 +52,15 @@ def command(
     page lie in reports/ of the run.
     """
     _check_options(typed)
-    if is_in_job(os.environ, _REPORT):
+    if measures_here(context, _REPORT, uses=["name"]):
         run = _run_of(context, run_dir, typed)
         measure_here(lambda layout: _measure(layout, run, typed, as_json), run, os.environ)
     request = resolve_request(build_request(context, typed), os.environ)
     more = () if typed["sweeps"] else _one_process(typed, request)
     submission = prepare_job(context, _words(typed), typed, more)
     _check(submission.request, typed)
-    _show(report_of_job(submission, _REPORT, follows=follows, as_json=as_json), as_json)
+    show = functools.partial(_show, as_json=as_json)
+    show_report_of_job(submission, _REPORT, show, follows=follows, as_json=as_json)
 
 
 def _check_options(typed: dict[str, Any]) -> None:

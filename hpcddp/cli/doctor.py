@@ -9,22 +9,19 @@ from typing import Any
 
 import click
 
-from hpcddp.cli.measuring import measuring_options, prepare_job
-from hpcddp.cli.options import build_request
+from hpcddp.cli.measuring import config_here, measures_here, measuring_options, prepare_job
 from hpcddp.cli.submit import announce
 from hpcddp.cluster.filesystems import existing_part
-from hpcddp.cluster.profile import CLUSTER_VARIABLE, load_profile
+from hpcddp.cluster.profile import CLUSTER_VARIABLE, choose_profile, load_profile
 from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED, ProcessLayout
 from hpcddp.config.schema import RunConfig
-from hpcddp.config.write import read_config
 from hpcddp.doctor.findings import Finding, as_document, fail, finding, from_document, has_failed
 from hpcddp.doctor.job_end import examine_end
 from hpcddp.doctor.login_checks import examine_login, settle_by_job
 from hpcddp.doctor.login_facts import read_login_facts
 from hpcddp.doctor.text import report_lines
 from hpcddp.errors import ConfigError, HpcddpError, SubmissionFailed
-from hpcddp.launch.measuring import is_in_job, measure_here, read_report, write_report
-from hpcddp.launch.request import resolve_request
+from hpcddp.launch.measuring import measure_here, read_report, write_report
 from hpcddp.launch.submission import Submission, send
 from hpcddp.launch.watch.observer import Observer
 from hpcddp.launch.watch.words import command_line
@@ -50,7 +47,7 @@ def command(
     Inside a job (srun, torchrun) every process takes part. Each finding is ok, warn, fail or not
     testable, with what to type. Exit code 1 if one has failed. data.root=FOLDER looks at data too.
     """
-    if is_in_job(os.environ, "doctor"):
+    if measures_here(context, _REPORT):
         _examine_here(context, run_dir, typed, as_json=as_json)
     cluster = typed["cluster"] or "auto"
     facts = read_login_facts(os.environ, cluster, runs_root(os.environ))
@@ -67,7 +64,7 @@ def command(
 
 def _is_hopeless(findings: list[Finding]) -> bool:
     """No job can be sent without these."""
-    needed = ("python", "torch", "slurm", "profile")
+    needed = ("torch", "slurm", "profile")
     return has_failed(each for each in findings if each.name in needed)
 
 
@@ -122,12 +119,12 @@ def _examine_here(
     def work(layout: ProcessLayout) -> int:
         from hpcddp.measure.job_doctor import examine
 
-        config = read_config(run_dir) if run_dir else _config(context, typed)
+        config = config_here(context, run_dir, typed)
+        expected = _expected_busbw(config.cluster if run_dir else typed["cluster"], config)
         folder = run_dir.path if run_dir else existing_part(runs_root(os.environ))
-        document = examine(layout, os.environ, folder, config, _expected_busbw(config))
+        document, failed = examine(layout, os.environ, folder, config, expected)
         if layout.is_main:
             _leave(document, run_dir, as_json=as_json)
-        failed = has_failed(from_document(document))
         # A job that has found something wrong has done its work: whoever sent it reads the report.
         return EXIT_FAILED if failed and run_dir is None else EXIT_DONE
 
@@ -145,15 +142,12 @@ def _show(document: dict[str, Any], *, as_json: bool) -> None:
     click.echo(json.dumps(document, indent=2) if as_json else "\n".join(lines))
 
 
-def _config(context: click.Context, typed: dict[str, Any]) -> RunConfig:
-    """The configuration of processes that nobody has sent, from the words typed."""
-    environ = {CLUSTER_VARIABLE: "local", **os.environ}
-    return resolve_request(build_request(context, typed), environ).config
-
-
-def _expected_busbw(config: RunConfig) -> float | None:
+def _expected_busbw(cluster: str | None, config: RunConfig) -> float | None:
+    """What the named profile expects; without a name, the one that fits this node."""
+    wanted = cluster or os.environ.get(CLUSTER_VARIABLE) or "auto"
     try:
-        profile = load_profile(config.cluster, os.environ, config.resources)
+        name = choose_profile(wanted, os.environ)
+        profile = load_profile(name, os.environ, config.resources)
     except ConfigError:
         return None  # a profile of one's own need not be readable on the node
     return profile.expected_busbw_gb_per_s

@@ -7,16 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from hpcddp.cli.options import build_request, job_options
 from hpcddp.cli.report import draw_report
-from hpcddp.cli.submit import announce
+from hpcddp.cli.submit import announce, warn
+from hpcddp.cluster.layout import choose_launcher
+from hpcddp.cluster.profile import CLUSTER_VARIABLE
 from hpcddp.config.layout import EXIT_DONE
+from hpcddp.config.schema import RunConfig
+from hpcddp.config.write import read_config
 from hpcddp.errors import HpcddpError
-from hpcddp.launch.explain import exported_warnings
-from hpcddp.launch.measuring import prepare_measuring, read_report
+from hpcddp.launch.measuring import is_in_job, prepare_measuring, read_report
+from hpcddp.launch.request import resolve_request
 from hpcddp.launch.submission import Submission, send
 from hpcddp.run_dir import RunDir
+
+_OF_A_NEW_JOB = ("nodes", "gpus_per_node", "partition", "time", "account", "name", "follows")
 
 
 def measuring_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -28,12 +35,45 @@ def measuring_options(function: Callable[..., Any]) -> Callable[..., Any]:
             help="leave the report in reports/ of this run; what the job itself is started with",
         ),
         click.option("--follow/--no-follow", "follows", default=True,
-                     help="wait for the report, or only send the job: it will lie in its run's "
-                     "folder"),
+                     help="wait for the report and its page, or only send the job: it leaves its "
+                     "report in its run, and `report RUN` writes the page"),
         click.option("--json", "as_json", is_flag=True, help="print the report as JSON"),
     ):  # fmt: skip
         function = option(function)
     return job_options(function)
+
+
+def measures_here(context: click.Context, verb: str, *, uses: Sequence[str] = ()) -> bool:
+    """True in a process of a job, which measures right there and sends none.
+
+    Raises HpcddpError where somebody in a shell of a job has typed what only a new job heeds;
+    `uses` are options that this verb heeds all the same.
+    """
+    if not is_in_job(os.environ, verb):
+        return False
+    typed = [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name in _OF_A_NEW_JOB
+        and parameter.name not in uses
+        and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
+    ]
+    if typed and context.params["run_dir"] is None:
+        names, (_, source) = ", ".join(typed), choose_launcher(os.environ)
+        raise HpcddpError(
+            f"`{verb}` measures in this very process, because {source} is set: it is a part of a "
+            f"job already, and sends none that {names} could be for. Leave out {names}; or, to "
+            "send a job, leave this shell (`exit`) and type the same on a login node."
+        )
+    return True
+
+
+def config_here(context: click.Context, run_dir: RunDir | None, typed: dict[str, Any]) -> RunConfig:
+    """The configuration of a process of a job: of its run, without one from the words typed."""
+    if run_dir is not None:
+        return read_config(run_dir)
+    environ = {CLUSTER_VARIABLE: "local", **os.environ}
+    return resolve_request(build_request(context, typed), environ).config
 
 
 def prepare_job(
@@ -42,16 +82,19 @@ def prepare_job(
     """The job that measures, from the options typed; says what looks odd about it."""
     request = build_request(context, typed, more)
     submission = prepare_measuring(words, request, typed["name"], os.environ)
-    exported = exported_warnings(submission.request.profile, os.environ)
-    for sentence in (*submission.warnings, *exported):
-        click.echo(f"Warning: {sentence}", err=True)
+    warn(submission)
     return submission
 
 
-def report_of_job(
-    submission: Submission, report: str, *, follows: bool, as_json: bool
-) -> dict[str, Any]:
-    """Send the job, show it to its end and return the report it has left.
+def show_report_of_job(
+    submission: Submission,
+    report: str,
+    show: Callable[[dict[str, Any]], None],
+    *,
+    follows: bool,
+    as_json: bool,
+) -> None:
+    """Send the job, show it to its end and then the report it has left.
 
     Leaves the program where nobody wants to follow it, or where the job fails, with its code.
     """
@@ -64,13 +107,16 @@ def report_of_job(
     if code != EXIT_DONE:
         sys.exit(code)
     document = read_report(submission.run_dir, report)
+    show(document)
     _say_where_the_page_is(submission.run_dir, report, document)
-    return document
 
 
 def _say_where_the_page_is(run_dir: RunDir, report: str, document: dict[str, Any]) -> None:
-    """Draw it here, where somebody is to look at it; numbers are worth more than figures."""
+    """Draw it here, where somebody is to look at it; whatever is wrong, the numbers are shown."""
     try:
         click.echo(f"Page {draw_report(run_dir, report, document)}", err=True)
     except HpcddpError as error:
         click.echo(f"No page: {error.message}", err=True)
+    except Exception as error:  # a full disk, a broken matplotlib, a document nobody thought of
+        said = " ".join(str(error).split())
+        click.echo(f"No page: {type(error).__name__}: {said}", err=True)

@@ -9,10 +9,12 @@ from typing import Any
 import click
 
 from hpcddp.cli.options import RequestCommand, build_request, request_options
+from hpcddp.cli.submit import warn
 from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED
 from hpcddp.errors import HpcddpError
 from hpcddp.launch.rehearsal import rehearse, short_overrides
 from hpcddp.launch.request import resolve_request
+from hpcddp.launch.submission import prepare
 from hpcddp.launch.watch.words import table
 from hpcddp.run_dir import RunDir, runs_root, write_atomically
 
@@ -38,7 +40,10 @@ def command(context: click.Context, steps: int, as_json: bool, **typed: Any) -> 
         )
     stamp = time.strftime("%Y%m%d-%H%M%S")
     name = typed["name"] or f"rehearse-{request.job_name}-{stamp}"
-    report = rehearse(request, name, os.environ, out=sys.stderr if as_json else sys.stdout)
+    plain = prepare(request, f"{name}-uninterrupted", os.environ)
+    stopped = prepare(request, f"{name}-interrupted", os.environ)
+    warn(plain)
+    report = rehearse(plain, stopped, out=sys.stderr if as_json else sys.stdout)
     text = json.dumps(report.as_document(), indent=2)
     folder = RunDir(runs_root(os.environ) / report.interrupted).reports
     if folder.parent.is_dir():

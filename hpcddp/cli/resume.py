@@ -4,7 +4,7 @@ import os
 
 import click
 
-from hpcddp.cli.submit import announce
+from hpcddp.cli.submit import announce, warn
 from hpcddp.launch.resume import alone, lead_warning, resume_run
 from hpcddp.launch.runs import find_run
 from hpcddp.launch.watch.observer import Observer
@@ -23,6 +23,7 @@ def command(run: str, overrides: tuple[str, ...]) -> None:
     with alone(run_dir):
         [status] = Observer([run_dir]).look()
         submission, job_id = resume_run(run_dir, status, overrides, os.environ)
+    warn(submission)
     warning = lead_warning(run_dir, submission.request.config.resources.warn_before_s)
     if warning:
         click.echo(warning, err=True)

@@ -10,11 +10,10 @@ from hpcddp.cli.options import RequestCommand, build_request, request_options
 from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED
 from hpcddp.config.write import config_text
 from hpcddp.launch.dependency import afterok_options
-from hpcddp.launch.explain import exported_warnings
 from hpcddp.launch.request import resolve_request, world_size
 from hpcddp.launch.runs import find_run
 from hpcddp.launch.sbatch import ask_sbatch
-from hpcddp.launch.submission import Submission, prepare, send, sharing_warnings
+from hpcddp.launch.submission import Submission, prepare, send
 from hpcddp.launch.watch.observer import Observer
 from hpcddp.launch.watch.words import command_line, count_text
 from hpcddp.run_dir import runs_root
@@ -40,9 +39,7 @@ def command(
     """
     request = resolve_request(build_request(context, typed), os.environ)
     submission = prepare(request, typed["name"], os.environ)
-    exported = exported_warnings(request.profile, os.environ)
-    for sentence in (*submission.warnings, *sharing_warnings(submission), *exported):
-        click.echo(f"Warning: {sentence}", err=True)
+    warn(submission)
     options = _waiting(afterok, submission) if afterok else ()
     if dry_run:
         sys.exit(_show(submission))
@@ -57,6 +54,12 @@ def _waiting(run: str, submission: Submission) -> tuple[str, ...]:
     """Options of sbatch for a job that is to wait for this run."""
     [before] = Observer([find_run(runs_root(os.environ), run)]).look()
     return afterok_options(before, submission)
+
+
+def warn(submission: Submission) -> None:
+    """Say what looks odd about a job."""
+    for sentence in submission.warnings:
+        click.echo(f"Warning: {sentence}", err=True)
 
 
 def announce(submission: Submission, job_id: str, *, err: bool = False) -> None:

@@ -22,10 +22,12 @@ from hpcddp.config.write import read_config
 from hpcddp.errors import HpcddpError
 from hpcddp.launch.history import since_sent
 from hpcddp.launch.witness import attend
+from hpcddp.leave import leave
 from hpcddp.run_dir import RunDir
 from hpcddp.stop_flag import STOP_SIGNALS, StopFlag
 
-_NOT_THE_USERS_FAULT = ("rendezvous", "checkpoint_not_written", "group_failed")
+SETTLED_VARIABLE = "HPCDDP_SETTLED_BY"  # the process that has said all this before it became us
+_NOT_THE_USERS_FAULT = ("rendezvous", "checkpoint_not_written", "wrong_sum", "group_failed")
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # and an ignored signal stays so over exec
 
 _log = logging.getLogger("hpcddp")
@@ -48,15 +50,9 @@ def run_job(run_dir: RunDir, environ: Mapping[str, str]) -> NoReturn:
             if layout.is_main:
                 attend(config, layout, run_dir, stop_flag, environ)
             code = _work(config, layout, run_dir, stop_flag, environ)
-    except HpcddpError as error:
-        print(f"Error: {error.message}", file=sys.stderr)
-        code = record_failure(run_dir, layout, error)
     except BaseException as error:
-        traceback.print_exc()
-        code = record_failure(run_dir, layout, error)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+        code = fail(error, run_dir, layout)
+    leave(code)
 
 
 def _over_already(layout: ProcessLayout, run_dir: RunDir) -> int | None:
@@ -86,15 +82,13 @@ def _work(
     stop_flag: StopFlag,
     environ: Mapping[str, str],
 ) -> int:
-    for warning in layout.warnings:
-        _log.warning("%s", warning)
     layout, network = with_network(layout, environ, uses_gloo=not config.command)
     if layout.is_main and network.reasons:
         run_dir.append_event("network", attempt=layout.attempt, choices=list(network.reasons))
-    variables = dict(network.variables)
     # The one place that writes this process's environment, before torch is loaded.
-    os.environ.update(variables if not config.command else variables | rank_variables(layout))
+    os.environ.update(network.variables)
     if config.command:
+        os.environ.update(rank_variables(layout) | {SETTLED_VARIABLE: str(os.getpid())})
         _record_start(run_dir, layout)
         _become(config.command, stop_flag)
     from hpcddp.train.loop import train
@@ -105,9 +99,16 @@ def _work(
 def with_network(
     layout: ProcessLayout, environ: Mapping[str, str], *, uses_gloo: bool = True
 ) -> tuple[ProcessLayout, Network]:
-    """The layout with the address of rank 0 as this node knows it, and all that was settled."""
+    """The layout with the address of rank 0 as this node knows it, and all that was settled.
+
+    Logs both, and what is odd about the layout; not once more in the program that a process of
+    the job has become, which takes what was settled for exported by the user.
+    """
+    is_news = environ.get(SETTLED_VARIABLE) != str(os.getpid())
+    for warning in layout.warnings if is_news else ():
+        _log.warning("%s", warning)
     network = settle_network(layout, environ, uses_gloo=uses_gloo)
-    for reason in network.reasons:
+    for reason in network.reasons if is_news else ():
         _log.info("Network: %s", reason)
     return dataclasses.replace(layout, master_addr=network.master_addr), network
 
@@ -162,10 +163,29 @@ def _hand_signals_over(stop_flag: StopFlag) -> None:
         os.kill(os.getpid(), stop_flag.notice.signum)
 
 
-def record_failure(run_dir: RunDir, layout: ProcessLayout | None, error: BaseException) -> int:
-    """Write down why this process ends; returns its exit code."""
+def fail(error: BaseException, run_dir: RunDir | None, layout: ProcessLayout | None) -> int:
+    """Say why this process ends, and write it down where it has a run; returns its exit code."""
+    code = exit_code_of(error)
+    if isinstance(error, HpcddpError):
+        print(f"Error: {error.message}", file=sys.stderr)
+    elif code != EXIT_INTERRUPTED:
+        traceback.print_exception(error)
+    if run_dir is not None:
+        _record_failure(run_dir, layout, error, code)
+    return code
+
+
+def exit_code_of(error: BaseException) -> int:
+    """Wrong usage, unless nobody has used anything wrongly."""
+    if isinstance(error, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
     is_usage = isinstance(error, HpcddpError) and error.code not in _NOT_THE_USERS_FAULT
-    code = EXIT_USAGE if is_usage else EXIT_FAILED
+    return EXIT_USAGE if is_usage else EXIT_FAILED
+
+
+def _record_failure(
+    run_dir: RunDir, layout: ProcessLayout | None, error: BaseException, code: int
+) -> None:
     said = str(error).strip().splitlines()
     line = f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
     place = {} if layout is None else {"global_rank": layout.global_rank, "attempt": layout.attempt}
@@ -173,4 +193,3 @@ def record_failure(run_dir: RunDir, layout: ProcessLayout | None, error: BaseExc
         run_dir.append_event("failed", **place, exit_code=code, error=line, reason="error")
     except OSError as problem:
         print(f"hpcddp: cannot record the failure: {problem}", file=sys.stderr)
-    return code

@@ -8,7 +8,6 @@ import logging
 import os
 import sys
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,11 +15,12 @@ from typing import Any, NoReturn
 from hpcddp.cluster.layout import choose_launcher, layout_from_environ
 from hpcddp.cluster.ports import ephemeral_range
 from hpcddp.cluster.slurm_step import not_in_step
-from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED, EXIT_USAGE, ProcessLayout
+from hpcddp.config.layout import EXIT_DONE, ProcessLayout
 from hpcddp.errors import HpcddpError
-from hpcddp.launch.job import record_failure, with_network
+from hpcddp.launch.job import fail, with_network
 from hpcddp.launch.request import Request, ResolvedRequest, resolve_request
 from hpcddp.launch.submission import Submission, check_run_name, prepare_in
+from hpcddp.leave import leave
 from hpcddp.run_dir import RunDir, runs_root, write_atomically
 
 
@@ -56,18 +56,8 @@ def measure_here(
         os.environ.update(network.variables)  # before torch is loaded
         code = work(layout) or EXIT_DONE
     except BaseException as error:
-        code = _complain(error) if run_dir is None else record_failure(run_dir, layout, error)
-        if isinstance(error, HpcddpError):
-            print(f"Error: {error.message}", file=sys.stderr)
-        else:
-            traceback.print_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
-def _complain(error: BaseException) -> int:
-    return EXIT_USAGE if isinstance(error, HpcddpError) else EXIT_FAILED
+        code = fail(error, run_dir, layout)
+    leave(code)
 
 
 def prepare_measuring(
@@ -89,7 +79,7 @@ def prepare_measuring(
     resolved = resolve(sys.executable)
     if resolved.config.resources.container:
         resolved = resolve(resolved.profile.container.python)
-    return prepare_in(resolved, run_dir)
+    return prepare_in(resolved, run_dir, environ)
 
 
 def report_path(run_dir: RunDir, name: str) -> Path:

@@ -15,9 +15,8 @@ from typing import Any, TextIO
 from hpcddp.checkpoint_dir import list_checkpoints
 from hpcddp.config.schema import RunConfig
 from hpcddp.launch.history import FileTail, newest_step
-from hpcddp.launch.request import ResolvedRequest
 from hpcddp.launch.slurm_tool import tell
-from hpcddp.launch.submission import prepare, send
+from hpcddp.launch.submission import Submission, send
 from hpcddp.launch.supervisor import signal_step
 from hpcddp.launch.watch.attempts import Attempt
 from hpcddp.launch.watch.follow import follow
@@ -82,12 +81,12 @@ def short_overrides(steps: int) -> tuple[str, ...]:
     )
 
 
-def rehearse(
-    request: ResolvedRequest, name: str, environ: Mapping[str, str], out: TextIO
-) -> Report:
-    """Run the job twice, show both on `out`, and compare. Raises SubmissionFailed, HpcddpError."""
-    plain = prepare(request, f"{name}-uninterrupted", environ)
-    stopped = prepare(request, f"{name}-interrupted", environ)
+def rehearse(plain: Submission, stopped: Submission, out: TextIO) -> Report:
+    """Run a job twice, stop it the second time, show both on `out`, and compare.
+
+    Raises SubmissionFailed, HpcddpError.
+    """
+    request = plain.request
     lead_s = request.config.resources.warn_before_s
     launcher, steps = request.profile.launcher, request.config.train.max_steps or 0
     send(plain)

@@ -87,4 +87,4 @@ def _prepare_again(
 ) -> Submission:
     resolved = read_resolved(run_dir, command_line_layer(overrides))
     profile = load_profile(resolved.config.cluster, environ, resolved.config.resources)
-    return prepare_in(ResolvedRequest(resolved, profile, run_dir.name), run_dir)
+    return prepare_in(ResolvedRequest(resolved, profile, run_dir.name), run_dir, environ)

@@ -16,6 +16,7 @@ from hpcddp.config.layout import EXIT_FAILED
 from hpcddp.config.write import config_text
 from hpcddp.errors import ConfigError, HpcddpError, SubmissionFailed
 from hpcddp.launch.code import record_code
+from hpcddp.launch.explain import exported_warnings
 from hpcddp.launch.render import Place, option_warnings, render_script
 from hpcddp.launch.request import ResolvedRequest, check_sizes, processes_per_node
 from hpcddp.launch.watch.words import command_line
@@ -27,7 +28,9 @@ _LONGEST_NAME = 255  # bytes; what Linux file systems allow
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A job that is ready to be sent, or was: `script` is the exact text."""
+    """A job that is ready to be sent, or was: `script` is the exact text, `warnings` are sentences
+    for whoever sends it.
+    """
 
     request: ResolvedRequest
     run_dir: RunDir
@@ -42,16 +45,29 @@ def prepare(request: ResolvedRequest, name: str | None, environ: Mapping[str, st
     """
     stamp = time.strftime("%Y%m%d-%H%M%S")
     run_dir = RunDir(runs_root(environ) / check_run_name(name or f"{request.job_name}-{stamp}"))
-    return prepare_in(request, run_dir)
+    return prepare_in(request, run_dir, environ)
 
 
-def prepare_in(request: ResolvedRequest, run_dir: RunDir) -> Submission:
+def prepare_in(request: ResolvedRequest, run_dir: RunDir, environ: Mapping[str, str]) -> Submission:
     """Like `prepare`, in this folder: rendered for this python and the working directory."""
     check_sizes(request.config, request.profile)
     place = Place(run_dir, python=sys.executable, work_dir=Path.cwd())
     script = render_script(request.config, request.profile, place)
-    warnings = option_warnings(request.config, request.profile, place)
+    warnings = (
+        *option_warnings(request.config, request.profile, place),
+        *_sharing_warnings(request, run_dir),
+        *exported_warnings(request.profile, environ),
+    )
     return Submission(request, run_dir, script, warnings)
+
+
+def _sharing_warnings(request: ResolvedRequest, run_dir: RunDir) -> tuple[str, ...]:
+    """A sentence where the nodes of a Slurm job may not see the run directory. Cheap: no job."""
+    path = run_dir.path.parent
+    if request.profile.launcher == "local":
+        return ()
+    sentence = sharing_warning(path, mount_of(path))
+    return (sentence,) if sentence else ()
 
 
 def send(submission: Submission, *options: str) -> str:
@@ -104,15 +120,6 @@ def _record_submission(submission: Submission, **job_id: str) -> None:
         nodes=config.resources.nodes,
         processes_per_node=processes_per_node(config, profile),
     )
-
-
-def sharing_warnings(submission: Submission) -> tuple[str, ...]:
-    """A sentence where the nodes of a Slurm job may not see the run directory. Cheap: no job."""
-    path = submission.run_dir.path.parent
-    if submission.request.profile.launcher == "local":
-        return ()
-    sentence = sharing_warning(path, mount_of(path))
-    return (sentence,) if sentence else ()
 
 
 @contextmanager

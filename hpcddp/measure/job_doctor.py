@@ -16,17 +16,23 @@ from hpcddp.config.layout import ProcessLayout
 from hpcddp.config.schema import RunConfig
 from hpcddp.data.workers import worker_batches
 from hpcddp.doctor.counters import read_counters
-from hpcddp.doctor.findings import as_document
+from hpcddp.doctor.findings import as_document, from_document, has_failed, without
 from hpcddp.doctor.gpu_facts import with_own_gpus
 from hpcddp.doctor.host_checks import examine_hosts
-from hpcddp.doctor.host_facts import read_host_facts, resolve_all
+from hpcddp.doctor.host_facts import (
+    host_name,
+    read_node_facts,
+    read_process_facts,
+    resolve_all,
+    with_node_facts,
+)
 from hpcddp.doctor.job_checks import examine_job
 from hpcddp.errors import HpcddpError
 from hpcddp.measure.allreduce_report import allreduce_document
 from hpcddp.measure.collectives import bus_factor, measure_all_reduce
 from hpcddp.measure.links import Leader, Links, clock_offsets, pair_speeds, visible_after
 from hpcddp.train.device import choose_device
-from hpcddp.train.process_group import Ranks, open_ranks
+from hpcddp.train.process_group import Ranks, backend_of, open_ranks
 
 _RENDEZVOUS_TIMEOUT_S = 120.0  # at most: a node that does not come is what one wants to hear of
 _SIZES = (1 << 10, 1 << 15, 1 << 20, 1 << 24)
@@ -42,20 +48,22 @@ def examine(
     folder: Path,
     config: RunConfig,
     expected_busbw_gb_per_s: float | None,
-) -> dict[str, Any]:
-    """The report about all processes of this job, on each of them. Collective.
+) -> tuple[dict[str, Any], bool]:
+    """The report about all processes of this job, on the main one (empty on the others), and on
+    every one whether something has failed. Collective.
 
     `folder` is where runs lie. Raises HpcddpError `rendezvous` where the processes do not meet.
     """
-    data_root = Path(config.data.root) if config.data.root else None
     timeout_s = min(_RENDEZVOUS_TIMEOUT_S, config.train.rendezvous_timeout_s)
     _log.info("Looking at this node")
-    facts = read_host_facts(layout, environ, data_root)  # before this process opens a GPU
-    device = choose_device(config.train.device, layout)
+    node = _node_facts(layout, environ, config)  # before this process opens a GPU
+    facts = read_process_facts(layout, environ)
+    device = _device(config.train.device, layout, node)
     ranks = open_ranks(layout, device, timeout_s)
     links = Links(layout.global_rank, layout.world_size)
-    processes = with_own_gpus(links.gather(facts | _torch_facts(device, facts)))
-    processes = _with_names(links, processes, layout)
+    processes = links.gather(facts | _torch_facts(device, facts))
+    processes = with_own_gpus(with_node_facts(processes, links.gather(node)))
+    processes = _with_names(links, processes, layout, environ)
     leaders = _leaders(processes)
     _log.info("All have met; processes: %d, nodes: %d", len(processes), len(leaders))
     alone = len(leaders) == 1
@@ -69,20 +77,54 @@ def examine(
         "visible": visible_after(links, leaders, folder),
         "pairs": [] if alone else pair_speeds(links, leaders, device),
     }
+    document = _report(processes, measured) if layout.is_main else {}
+    failed = ranks.decide(lambda: has_failed(from_document(document)))
     ranks.close()
+    return document, failed
+
+
+def _report(processes: list[dict[str, Any]], measured: dict[str, Any]) -> dict[str, Any]:
     findings = [*examine_hosts(processes), *examine_job(processes, measured)]
-    return as_document(findings, allreduce=allreduce, pairs=measured["pairs"])
+    return as_document(findings, allreduce=measured["allreduce"], pairs=measured["pairs"])
+
+
+def _node_facts(
+    layout: ProcessLayout, environ: Mapping[str, str], config: RunConfig
+) -> dict[str, Any] | None:
+    """What the first process of each node reads for all of them."""
+    if layout.local_rank != 0:
+        return None
+    data_root = Path(config.data.root) if config.data.root else None
+    uses_gpus = config.train.device != "cpu"
+    return read_node_facts(layout, environ, data_root, uses_gpus=uses_gpus)
+
+
+def _device(wish: str, layout: ProcessLayout, node: Mapping[str, Any] | None) -> torch.device:
+    """The device as training chooses it. Where that fails there will be no report, so the error
+    says which GPUs are lost. Raises HpcddpError.
+    """
+    try:
+        return choose_device(wish, layout)
+    except HpcddpError as error:
+        lost = ", ".join(node["lost_gpus"]) if node else ""
+        if not lost:
+            raise
+        fix = without(host_name(layout))
+        raise HpcddpError(f"{lost}, so: {error.message} {fix}", error.code) from None
 
 
 def _with_names(
-    links: Links, processes: list[dict[str, Any]], layout: ProcessLayout
+    links: Links,
+    processes: list[dict[str, Any]],
+    layout: ProcessLayout,
+    environ: Mapping[str, str],
 ) -> list[dict[str, Any]]:
     """The facts with what each node knows of the names of all. Torchrun does not name its nodes."""
     hosts = layout.hosts
     if layout.launcher != "slurm":
         hosts = tuple(dict.fromkeys(facts["host"] for facts in processes))
     asks = layout.local_rank == 0 and not is_one_host(layout)
-    names = links.gather(resolve_all(hosts) if asks else None)
+    names = links.gather(resolve_all(hosts, environ) if asks else None)
     return [{**facts, "names": known} for facts, known in zip(processes, names, strict=True)]
 
 
@@ -149,7 +191,8 @@ def _all_reduce(
     counted = {
         "adapters": dict(sent.adapters),
         "interfaces": dict(sent.interfaces),
+        "over_infiniband": dict(sent.over_infiniband),
         "payload_bytes": payload,
     }
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    return {**allreduce_document(rows, layout, backend), "correct": correct}, counted
+    reduced = allreduce_document(rows, layout, backend_of(device))
+    return {**reduced, "correct": correct}, counted

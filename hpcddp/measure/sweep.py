@@ -24,7 +24,7 @@ from hpcddp.measure.document import compare_document, not_measured
 from hpcddp.measure.verdict import Circumstances, verdict_of_sweep
 from hpcddp.run_dir import RunDir
 from hpcddp.train.device import choose_device, make_deterministic
-from hpcddp.train.process_group import open_ranks
+from hpcddp.train.process_group import backend_of, open_ranks
 
 _WARM_UP_STEPS = 3
 
@@ -102,7 +102,7 @@ def _document(
     base = base_of(rows, configured)
     index = [row is base for row in rows].index(True)
     rows = with_speedups(rows, base, is_weak=False)
-    backend = "nccl" if device.type == "cuda" else "gloo"
+    backend = backend_of(device)
     return compare_document(
         config,
         rows,

@@ -263,7 +263,8 @@ def _communication_words(row: Row) -> str:
     alone = row.get("no_sync_exposed_fraction")
     if alone is None:
         return said
-    return f"{said}; a step that exchanges nothing is {_percent(alone)} shorter"
+    shorter = f"{_percent(alone)} shorter" if alone > 0 else "not shorter, within noise"
+    return f"{said}; a step that exchanges nothing is {shorter}"
 
 
 def _ratio_words(what: str, ratio: Ratio, row: Row) -> str:

@@ -99,13 +99,6 @@ def _busiest_threads(row: Row) -> str:
     return shown([max(threads) for threads in processes if threads], many(time_text))
 
 
-def _reduced(row: Row) -> str:
-    """What DDP reduced; nobody counts what DataParallel copies between its devices."""
-    number = row.get("comm_bytes_per_step")
-    is_unknown = row.get("mode") == "dp" and not number
-    return shown(None if is_unknown else number, bytes_text)
-
-
 _COUNTS: dict[str, Cell] = {
     "n": _value("n", str),
     "discarded": _value("discarded", str),
@@ -122,8 +115,8 @@ _COLUMNS: dict[str, dict[str, Cell]] = {
             lambda row: _is_scaling(row) and _has_several(row), "karp_flatt", percent_text
         ),
     },
-    "Communication": {
-        "bytes per step": _reduced,
+    "Communication (bytes of ddp: gradients; of dp: gradients and parameters)": {
+        "bytes per step": _value("comm_bytes_per_step", bytes_text),
         "buckets": _value_if(_exchanges, "buckets", lambda buckets: str(len(buckets))),
         "share of the step": _value("comm_fraction", percent_text),
         "exposed": _value("exposed_comm_fraction", percent_text),

@@ -60,13 +60,18 @@ def open_ranks(layout: ProcessLayout, device: torch.device, timeout_s: float) ->
     else:
         place = {"store": meet(layout, timeout_s)}
     dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
+        backend_of(device),
         rank=layout.global_rank,
         world_size=layout.world_size,
         device_id=device if device.type == "cuda" else None,
         **place,
     )
     return RankGroup(layout)
+
+
+def backend_of(device: torch.device) -> str:
+    """What adds up tensors of this device over processes."""
+    return "nccl" if device.type == "cuda" else "gloo"
 
 
 def mean_across_ranks(ranks: Ranks, value: torch.Tensor, world_size: int) -> float:

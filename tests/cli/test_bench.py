@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from hpcddp.cluster.layout import process_environment
+
 SMALL = ["--sizes", "1KiB..8KiB", "--seconds-per-size", "0.01"]
 
 
@@ -39,6 +41,8 @@ def test_a_local_job_leaves_the_report_that_is_printed(bench, tmp_path):
         assert (row["n"] >= 3, row["discarded"]) == (True, 3)
     assert (report["world_size"], report["nodes"], report["backend"]) == (2, 2, "gloo")
     assert report["hosts"] == ["node0", "node1"]
+    log = (tmp_path / "runs/b/logs/attempt-000/rank-0000.log").read_text()
+    assert "exported by you" not in log  # what the job itself has settled
     page = tmp_path / "runs/b/reports/allreduce.html"
     assert f"Page {page}" in done.stderr
     assert "<h1>All-reduce, gloo</h1>" in page.read_text()
@@ -55,12 +59,20 @@ def test_under_torchrun_the_table_is_printed_by_the_main_process_alone(bench):
     assert "every sum was checked" in done.stdout
 
 
-def test_a_failure_in_the_job_reaches_the_shell_with_its_reason(bench, tmp_path):
-    done = bench("--cluster", "local", "--nodes", "2", "--name", "b", "--backend", "nccl",
-                 CUDA_VISIBLE_DEVICES="")  # fmt: skip
+@pytest.mark.parametrize("wish", [["--backend", "nccl"], ["train.device=cuda"]])
+def test_a_failure_in_the_job_reaches_the_shell_with_its_reason(bench, tmp_path, wish):
+    words = ["--cluster", "local", "--nodes", "2", "--name", "b", *wish]
+    done = bench(*words, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 2
     assert "A GPU was asked for" in done.stdout
     assert not (tmp_path / "runs/b/reports").exists()
+
+
+def test_the_others_are_waited_for_as_long_as_configured(bench):
+    second_is_missing = process_environment({}, nodes=1, processes_per_node=2, global_rank=0)
+    done = bench("train.rendezvous_timeout_s=1", *SMALL, **second_is_missing)
+    assert done.returncode == 1
+    assert "within 1 s" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from hpcddp.cli.doctor import _expected_busbw
+from hpcddp.config.schema import RunConfig
+
 ROOT = Path(__file__).parents[2]
 NEEDS_TORCH = {"cores of a loader worker", "all-reduce exact", "clocks", "pairs of nodes"}
 
@@ -48,6 +51,18 @@ def test_where_slurm_is_missing_it_fails_and_sends_no_job(tmp_path):
     assert "sbatch" in slurm["found"]
     assert set(slurm) == {"name", "host", "status", "found", "needed", "fix"}
     assert not (tmp_path / "runs").exists()
+
+
+def test_in_a_step_of_ones_own_the_profile_that_fits_says_what_to_expect(tmp_path, monkeypatch):
+    folder = tmp_path / "configs" / "clusters"
+    folder.mkdir(parents=True)
+    text = "description: d\ndetect: [{env: MY_CLUSTER}]\nexpected_busbw_gb_per_s: 40\n"
+    (folder / "mine.yaml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MY_CLUSTER", "yes")
+    monkeypatch.delenv("HPCDDP_CLUSTER", raising=False)
+    assert _expected_busbw(None, RunConfig()) == 40
+    assert _expected_busbw("local", RunConfig()) is None
 
 
 def test_an_unknown_profile_is_a_finding(tmp_path):

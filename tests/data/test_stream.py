@@ -283,3 +283,23 @@ def test_however_a_process_ends_its_workers_end_too(tmp_path, ending, code):
     children = [int(pid) for pid in ended.stdout.split()]
     assert len(children) >= 5
     wait_for(lambda: not any(map(psutil.pid_exists, children)))
+
+
+def test_a_process_that_leaves_at_once_leaves_no_files_behind(tmp_path):
+    program, temporary = tmp_path / "program.py", tmp_path / "tmp"
+    temporary.mkdir()
+    ending = """from hpcddp.leave import leave
+        assert any(name.startswith("pymp-") for name in os.listdir(os.environ["TMPDIR"]))
+        leave(75)"""
+    program.write_text(
+        textwrap.dedent(PROGRAM.format(tests=str(Path(__file__).parent), ending=ending))
+    )
+    ended = subprocess.run(
+        [sys.executable, program],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == 75, ended.stderr
+    assert [*temporary.glob("pymp-*")] == []

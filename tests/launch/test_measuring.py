@@ -1,6 +1,8 @@
 """A verb that measures knows whether it is in a job, and what it would send if it is not."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -11,6 +13,24 @@ from hpcddp.run_dir import RunDir
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "1"}
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
+MEASURE = """
+import os, sys
+from pathlib import Path
+from hpcddp.errors import HpcddpError
+from hpcddp.launch.measuring import measure_here
+from hpcddp.run_dir import RunDir
+
+def work(layout):
+    raise eval(sys.argv[1])
+
+run_dir = RunDir(Path(sys.argv[2])) if sys.argv[2:] else None
+measure_here(work, run_dir, {"HPCDDP_LAUNCHER": "single"} | os.environ)
+"""
+
+
+def measure(*words, **environ):
+    command = [sys.executable, "-c", MEASURE, *words]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
 
 
 @pytest.mark.parametrize(
@@ -32,6 +52,32 @@ def test_in_a_salloc_shell_the_line_to_type_is_said():
         is_in_job({"SLURM_JOB_ID": "7"}, "bench allreduce")
 
 
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        ("HpcddpError('m', 'wrong_sum')", 1),
+        ("HpcddpError('m', 'rendezvous')", 1),
+        ("HpcddpError('m')", 2),
+        ("ValueError('m')", 1),
+        ("KeyboardInterrupt()", 130),
+    ],
+)
+def test_a_failure_ends_alike_with_and_without_a_run(tmp_path, error, code):
+    without, within = measure(error), measure(error, str(tmp_path))
+    assert (without.returncode, within.returncode) == (code, code)
+    [event] = RunDir(tmp_path).read_events()
+    assert (event["event"], event["exit_code"]) == ("failed", code)
+    assert without.stderr == within.stderr
+    assert ("Traceback" in without.stderr) == error.startswith("ValueError")
+    assert ("Error: m" in without.stderr) == (code != 130)
+
+
+def test_what_is_odd_about_the_layout_is_logged():
+    one_task = {"SLURM_STEP_NODELIST": "a", "SLURM_STEP_TASKS_PER_NODE": "1", **STEP}
+    done = measure("ValueError()", HPCDDP_LAUNCHER="slurm", MASTER_PORT="29511", **one_task)
+    assert "MASTER_PORT=29511 is ignored" in done.stderr
+
+
 def test_the_job_starts_the_verb_on_its_own_run_directory(workplace):
     request = Request(cluster="local", overrides=("train.micro_batch=4",))
     submission = prepare_measuring(["compare", "--weak"], request, "c", {})
@@ -42,6 +88,19 @@ def test_the_job_starts_the_verb_on_its_own_run_directory(workplace):
     assert not (workplace / "runs").exists()
     named = prepare_measuring(["bench", "allreduce", "--x"], request, None, {}).run_dir.name
     assert named.startswith("bench-allreduce-2")
+
+
+@pytest.mark.parametrize(
+    "verb", ["submit", "rehearse", "compare --devices 1,2", "bench allreduce --nodes 2"]
+)
+def test_every_verb_that_sends_says_what_looks_odd_about_its_job(fake_sbatch, monkeypatch, verb):
+    (fake_sbatch / "refuse").touch()  # so that nobody waits for it
+    monkeypatch.setenv("NCCL_IB_DISABLE", "1")
+    command = [sys.executable, "-m", "hpcddp", *verb.split(), "--cluster", "generic-cpu"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.count("All nodes must see the runs") == 1
+    assert done.stderr.count("NCCL_IB_DISABLE") == 1
 
 
 def test_in_a_container_the_containers_python_runs_the_verb(workplace):

@@ -35,7 +35,7 @@ def test_a_warning_too_short_for_the_last_save_is_said(run_dir):
     run_dir.append_event("failed")
     assert "resources.warn_before_s=150" in hpcddp("resume", "r").stderr
     run_dir.append_event("failed")
-    assert hpcddp("resume", "r", "resources.warn_before_s=150").stderr == ""
+    assert "warn_before_s" not in hpcddp("resume", "r", "resources.warn_before_s=150").stderr
 
 
 def test_changed_settings_are_kept_and_rendered(run_dir):

@@ -1,0 +1,98 @@
+"""The way of the verbs that measure through a job and back, and what they refuse inside one."""
+
+import os
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from hpcddp.cli import compare, doctor, main, measuring
+from hpcddp.cli.bench_text import allreduce_lines
+from hpcddp.errors import HpcddpError
+from hpcddp.launch.measuring import write_report
+from hpcddp.run_dir import RunDir
+
+
+@pytest.fixture
+def measured(tmp_path, monkeypatch):
+    """A job that has left its report, as if it had just been sent and followed."""
+    run_dir = RunDir(tmp_path / "r")
+    write_report(run_dir, "allreduce", {"rows": [1]})
+    monkeypatch.setattr(measuring, "send", lambda submission: "1")
+    monkeypatch.setattr(measuring, "announce", lambda *_, **__: None)
+    monkeypatch.setattr("hpcddp.launch.watch.follow.follow", lambda *_, **__: 0)
+    return SimpleNamespace(run_dir=run_dir)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (HpcddpError("Figures need matplotlib."), "Figures need matplotlib."),
+        (ImportError("libfreetype: no such file"), "ImportError: libfreetype: no such file"),
+        (OSError(122, "Disk quota exceeded"), "OSError: [Errno 122] Disk quota exceeded"),
+        (ValueError("axes\nin two lines"), "ValueError: axes in two lines"),
+    ],
+)
+def test_no_failure_of_drawing_loses_the_report(measured, monkeypatch, capsys, error, said):
+    shown = []
+
+    def draw(*_):
+        assert shown == [{"rows": [1]}]  # before anything can fail
+        raise error
+
+    monkeypatch.setattr(measuring, "draw_report", draw)
+    measuring.show_report_of_job(measured, "allreduce", shown.append, follows=True, as_json=False)
+    assert capsys.readouterr().err == f"No page: {said}\n"
+
+
+@pytest.mark.parametrize(("sizes", "said"), [(1, "take several sizes"), (2, "does not grow")])
+def test_why_no_line_was_fitted_is_said(sizes, said):
+    row = dict.fromkeys(("seconds_quartile_1", "seconds_quartile_3", "algbw_gb_per_s"), 1.0)
+    row |= {"bytes": 1024, "seconds": 1.0, "busbw_gb_per_s": 1.0, "n": 3, "discarded": 3}
+    report = {"world_size": 2, "nodes": 1, "backend": "gloo", "versions": {"torch": "2"}}
+    *_, last = allreduce_lines({**report, "rows": [row] * sizes, "fit": None})
+    assert said in last
+
+
+@pytest.fixture
+def hpcddp(tmp_path, monkeypatch, capfd):
+    """Run the whole command line in an empty folder; the exit code and what went wrong."""
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "HPCDDP_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+    def hpcddp(*words):
+        monkeypatch.setattr(sys, "argv", ["hpcddp", *words])
+        with pytest.raises(SystemExit) as end:
+            main()
+        return end.value.code, capfd.readouterr().err
+
+    return hpcddp
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("doctor --nodes 2", "--nodes"),
+        ("doctor --no-follow", "--follow"),
+        ("compare --gpus-per-node 2 --time 5", "--gpus-per-node, --time"),
+        ("bench allreduce --name b", "--name"),
+    ],
+)
+def test_what_only_a_new_job_heeds_is_refused_in_a_shell_of_a_job(
+    hpcddp, monkeypatch, tmp_path, words, named
+):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_STEP_ID", "0")  # srun --pty bash
+    code, said = hpcddp(*words.split())
+    assert code == 2
+    assert "because SLURM_STEP_ID is set" in said
+    assert f"Leave out {named}; or" in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_job_may_name_its_run_directory_and_a_comparison_its_run(monkeypatch):
+    monkeypatch.setenv("HPCDDP_LAUNCHER", "single")
+    for words, verb in (("--name c", compare), ("--run-dir r --nodes 2", doctor)):
+        with verb.command.make_context(None, words.split()) as context:
+            assert measuring.measures_here(context, "x", uses=["name"])
