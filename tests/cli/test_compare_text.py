@@ -21,6 +21,7 @@ def row(mode, devices, **more):
         "karp_flatt": 0.333 if devices > 1 else None,
         "phases": {"comm_s": 0.05, "exposed_comm_s": 0.01},
         "exposed_comm_fraction": 0.08,
+        "overlap_ratio": 0.8 if devices > 1 else None,
         "no_sync_exposed_fraction": None,
         "cpu_s_per_step_per_process": [0.1, 0.2],
         "memory_bytes_per_device": None,
@@ -62,6 +63,7 @@ def test_figures_are_whole_and_columns_without_any_are_left_out():
     header, rows = columns(text)
     assert rows[1][:6] == ["dp", "4", "123.5", "200.0", "10.0", "50+5"]
     assert "300.0" in rows[1]  # CPU ms of both processes
+    assert (rows[0][-2], rows[1][-3:-1]) == ("-", ["80", "%"])  # HIDDEN, left of the CPU ms
     for empty in ("MiB/DEVICE", "GPU", "SYNC"):
         assert empty not in header
 
@@ -100,3 +102,9 @@ def test_a_sweep_names_settings_in_the_place_of_modes(mib):
     assert header[0] == "SETTING"
     assert rows[0][0] == f"ddp.bucket_cap_mib={mib}"
     assert "EFF" not in header
+
+
+def test_a_sweep_says_how_many_processes_took_part():
+    of_a_job = document(row("ddp", 4), world_size=4, processes_per_node=2)
+    assert "\n4 processes, 2 per node; 1 x 8 CPUs (" in compare_text(of_a_job)
+    assert "processes, " not in compare_text(document(row("ddp", 4)))
