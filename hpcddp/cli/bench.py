@@ -11,12 +11,14 @@ import click
 
 from hpcddp.cli.bench_text import allreduce_lines
 from hpcddp.cli.measuring import (
+    config_here,
     measures_here,
     measuring_options,
     prepare_job,
     show_report_of_job,
 )
 from hpcddp.config.layout import ProcessLayout
+from hpcddp.config.schema import RunConfig
 from hpcddp.errors import HpcddpError
 from hpcddp.launch.measuring import measure_here, write_report
 from hpcddp.launch.request import world_size
@@ -26,7 +28,7 @@ _REPORT = "allreduce"
 _VERB = ("bench", "allreduce")
 _UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 _SMALLEST = 1 << 10
-_RENDEZVOUS_TIMEOUT_S = 300.0
+_DEVICES = {"gloo": "cpu", "nccl": "cuda"}
 
 
 @click.group()
@@ -71,7 +73,8 @@ def _bytes(text: str) -> int | None:
 @measuring_options
 @click.option("--sizes", type=_Sizes(), default="1KiB..256MiB", show_default=True)
 @click.option("--backend", type=click.Choice(["auto", "gloo", "nccl"]), default="auto",
-              help="gloo measures the network from the CPUs also where there are GPUs")  # fmt: skip
+              help="auto: by train.device; gloo measures the network from the CPUs also where "
+              "there are GPUs")  # fmt: skip
 @click.option("--seconds-per-size", type=click.FloatRange(0.001), default=0.5, show_default=True,
               help="how long each size is repeated; at least three times")  # fmt: skip
 @click.pass_context
@@ -94,7 +97,8 @@ def allreduce(
         run = RunDir(run_dir.absolute()) if run_dir else None
 
         def work(layout: ProcessLayout) -> None:
-            _measure(layout, run, sizes, backend, seconds_per_size, as_json=as_json)
+            config = config_here(context, run, typed)
+            _measure(layout, config, run, sizes, backend, seconds_per_size, as_json=as_json)
 
         measure_here(work, run, os.environ)
     submission = prepare_job(context, _words(sizes, backend, seconds_per_size), typed)
@@ -119,6 +123,7 @@ def _check_world_size(processes: int) -> None:
 
 def _measure(
     layout: ProcessLayout,
+    config: RunConfig,
     run_dir: RunDir | None,
     sizes: tuple[int, ...],
     backend: str,
@@ -133,8 +138,8 @@ def _measure(
     from hpcddp.train.process_group import backend_of, open_ranks
 
     _check_world_size(layout.world_size)
-    device = choose_device({"gloo": "cpu", "nccl": "cuda"}.get(backend, backend), layout)
-    ranks = open_ranks(layout, device, _RENDEZVOUS_TIMEOUT_S)
+    device = choose_device(_DEVICES.get(backend, config.train.device), layout)
+    ranks = open_ranks(layout, device, config.train.rendezvous_timeout_s)
     place = {"global_rank": layout.global_rank, "world_size": layout.world_size}
     times = measure_all_reduce(ranks, sizes, device, seconds_per_size=seconds_per_size, **place)
     document = allreduce_document(list(times), layout, backend_of(device))

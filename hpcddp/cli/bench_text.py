@@ -20,7 +20,7 @@ def allreduce_lines(report: dict[str, Any]) -> list[str]:
         "",
         f"every sum was checked; of each size the first {largest['discarded']} calls do not count",
         f"bus bandwidth of {largest['bytes']} bytes: {_speed_text(largest['busbw_gb_per_s'])}",
-        _fit_line(report["fit"]),
+        _fit_line(report["fit"], len(rows)),
     ]
 
 
@@ -36,7 +36,9 @@ def _row(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _fit_line(fit: dict[str, float] | None) -> str:
+def _fit_line(fit: dict[str, float] | None, num_sizes: int) -> str:
+    if num_sizes == 1:
+        return "latency and bandwidth apart take several sizes, such as --sizes 1KiB..1MiB"
     if fit is None:
         return "latency and bandwidth in one line: time does not grow with size in this range"
     return (

@@ -28,7 +28,8 @@ _DEVICES_WITHOUT_GPUS = 2
 @click.command()
 @measuring_options
 @click.option("--modes", default=None, help="some of single,dp,ddp; all of them by default")
-@click.option("--devices", help="numbers of devices; by default 1, 2, 4 ... as the node has")
+@click.option("--devices", help="numbers of devices; by default 1, 2, 4 ... up to the GPUs of a "
+              "node as the profile knows it, else of the job; 1,2 on CPUs")  # fmt: skip
 @click.option("--weak", is_flag=True, help="as many images per device, not the same global batch")
 @click.option("--sweep", "sweeps", multiple=True, metavar="ddp.KEY=V,V,...",
               help="compare settings of ddp instead; any number of nodes")  # fmt: skip
@@ -103,15 +104,26 @@ def _wanted(typed: dict[str, Any], gpus_of_node: int | None) -> "Wanted":
 def _one_process(typed: dict[str, Any], request: ResolvedRequest) -> tuple[str, ...]:
     """Settings of a job in which one process has the whole node: its CPUs, its GPUs."""
     config = request.config
-    most = max(_wanted(typed, config.resources.gpus_per_node).devices)
+    gpus, is_asked = _gpus_of_node(request)
+    most = max(_wanted(typed, gpus).devices)
     settings = {"resources.processes_per_node": 1}
     if not request.profile.has_gpus:
         settings["resources.cpus_per_process"] = most * (config.resources.cpus_per_process or 1)
-    elif typed["gpus_per_node"] is None and not config.resources.gpus_per_node:
+    elif not is_asked and (config.resources.gpus_per_node or 0) < most:
         settings["resources.gpus_per_node"] = most
     if "exclusive" not in config.resources.sbatch and request.profile.launcher == "slurm":
         settings["resources.sbatch.exclusive"] = "true"
     return tuple(f"{key}={value}" for key, value in settings.items())
+
+
+def _gpus_of_node(request: ResolvedRequest) -> tuple[int | None, bool]:
+    """How many GPUs a job can have of a node, and whether that is because somebody asks for so
+    many; else it is all of them, where the profile knows.
+    """
+    profile, given = request.profile, request.config.resources.gpus_per_node
+    source = request.resolved.sources.get("resources.gpus_per_node")
+    is_asked = given is not None and source != profile.layer.name
+    return (given if is_asked else profile.node.gpus or given), is_asked
 
 
 def _words(typed: dict[str, Any]) -> list[str]:

@@ -107,6 +107,7 @@ _FIGURES = {
     "COMM ms": lambda row: _ms(row["phases"].get("comm_s")),
     "EXPOSED ms": lambda row: _ms(row["phases"].get("exposed_comm_s")),
     "OF STEP": lambda row: _percent(row["exposed_comm_fraction"]),
+    "HIDDEN": lambda row: _percent(row["overlap_ratio"]),
     "NO SYNC": lambda row: _percent(row["no_sync_exposed_fraction"]),
     "CPU ms": lambda row: _ms(sum(row["cpu_s_per_step_per_process"])),
     "MiB/DEVICE": _memory,
@@ -118,8 +119,9 @@ def _footnotes(document: Mapping[str, Any]) -> list[str]:
     rows = document["rows"]
     said = [
         "N: steps counted + left out at the begin and after pauses. IQR: width of the middle half.",
-        "EXPOSED: communication that nothing hides, and its share OF STEP. NO SYNC: by how much a",
-        "step is shorter without any exchange, measured apart. CPU ms: of all processes together.",
+        "EXPOSED: communication that nothing hides, and its share OF STEP. HIDDEN: the share of",
+        "communication that is not exposed. NO SYNC: by how much a step is shorter without any",
+        "exchange, measured apart. CPU ms: of all processes together.",
     ]
     if any(row["mode"] == "dp" for row in rows):
         said.append(f"dp: {document['label_of_dp']}")

@@ -35,8 +35,8 @@ def measuring_options(function: Callable[..., Any]) -> Callable[..., Any]:
             help="leave the report in reports/ of this run; what the job itself is started with",
         ),
         click.option("--follow/--no-follow", "follows", default=True,
-                     help="wait for the report, or only send the job: it will lie in its run's "
-                     "folder"),
+                     help="wait for the report and its page, or only send the job: it leaves its "
+                     "report in its run, and `report RUN` writes the page"),
         click.option("--json", "as_json", is_flag=True, help="print the report as JSON"),
     ):  # fmt: skip
         function = option(function)

@@ -7,12 +7,11 @@ connections, GPU state and signal handlers that a copy must not have.
 import atexit
 import multiprocessing
 import os
-import shutil
 import signal
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from multiprocessing import connection, context, forkserver, resource_tracker, util
+from multiprocessing import connection, context, forkserver, resource_tracker
 from typing import Any
 
 import torch.utils.data
@@ -20,7 +19,6 @@ import torch.utils.data
 from hpcddp.stop_flag import STOP_SIGNALS
 
 PREFETCHED_PER_WORKER = 2
-_folders: set[str] = set()  # below TMPDIR, with the fork server's socket
 
 
 def worker_batches(
@@ -82,12 +80,6 @@ def _end_with_owner() -> None:
     os._exit(1)
 
 
-def remove_folders() -> None:
-    """For a process that will end without multiprocessing's own clean-up: start no more workers."""
-    while _folders:
-        shutil.rmtree(_folders.pop(), ignore_errors=True)
-
-
 def _worker_context() -> context.BaseContext:
     """The fork server, with the data code imported and deaf to stop signals, as its children are.
 
@@ -96,7 +88,6 @@ def _worker_context() -> context.BaseContext:
     is only delayed.
     """
     worker_context = _WorkerContext()
-    _folders.add(util.get_temp_dir())
     worker_context.set_forkserver_preload(["hpcddp.data.datasets"])
     with _stop_signals_blocked():
         resource_tracker.ensure_running()

@@ -22,6 +22,7 @@ from hpcddp.config.write import read_config
 from hpcddp.errors import HpcddpError
 from hpcddp.launch.history import since_sent
 from hpcddp.launch.witness import attend
+from hpcddp.leave import leave
 from hpcddp.run_dir import RunDir
 from hpcddp.stop_flag import STOP_SIGNALS, StopFlag
 
@@ -51,9 +52,7 @@ def run_job(run_dir: RunDir, environ: Mapping[str, str]) -> NoReturn:
             code = _work(config, layout, run_dir, stop_flag, environ)
     except BaseException as error:
         code = fail(error, run_dir, layout)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    leave(code)
 
 
 def _over_already(layout: ProcessLayout, run_dir: RunDir) -> int | None:

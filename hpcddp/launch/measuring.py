@@ -20,6 +20,7 @@ from hpcddp.errors import HpcddpError
 from hpcddp.launch.job import fail, with_network
 from hpcddp.launch.request import Request, ResolvedRequest, resolve_request
 from hpcddp.launch.submission import Submission, check_run_name, prepare_in
+from hpcddp.leave import leave
 from hpcddp.run_dir import RunDir, runs_root, write_atomically
 
 
@@ -56,9 +57,7 @@ def measure_here(
         code = work(layout) or EXIT_DONE
     except BaseException as error:
         code = fail(error, run_dir, layout)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    leave(code)
 
 
 def prepare_measuring(

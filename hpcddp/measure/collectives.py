@@ -6,7 +6,6 @@ so the number to hold against the speed of a link.
 """
 
 import itertools
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,12 +13,14 @@ from dataclasses import dataclass
 import torch
 
 from hpcddp.errors import HpcddpError
+from hpcddp.measure.scaling import quantile
 from hpcddp.train.process_group import Ranks
 
 BYTES_PER_FLOAT = 4
 _WARM_UPS = 2  # and one more call before them, whose result is checked
 _FEWEST, _MOST = 3, 200
 _CLOCK_S = 1e-6  # what no clock here resolves
+_LARGEST_WHOLE = 1 << 24  # up to which a float32 holds every whole number
 _PERIOD = 251  # of the pattern; a prime, so that it fits no chunk of any algorithm
 
 
@@ -69,17 +70,19 @@ def measure_all_reduce(
         warm = _slowest(ranks, _times(ranks, tensor, _WARM_UPS))
         count = min(_MOST, max(_FEWEST, int(seconds_per_size / max(min(warm), _CLOCK_S))))
         seconds = _slowest(ranks, _times(ranks, tensor, count))
-        low, middle, high = statistics.quantiles(seconds, n=4)
+        low, middle, high = (quantile(seconds, quarter / 4) for quarter in (1, 2, 3))
         yield AllReduceTime(size, middle, (low, high), count, _WARM_UPS + 1)
 
 
 def _check_sum(ranks: Ranks, tensor: torch.Tensor, global_rank: int, world_size: int) -> None:
     """Add up whole numbers that floats hold exactly, in whatever order, and compare every one."""
-    _fill(tensor, lambda pattern: pattern + global_rank)
+    values = _LARGEST_WHOLE // (2 * world_size) + 1  # of the pattern, and of the processes
+    _fill(tensor, lambda pattern: pattern % values + global_rank % values)
     ranks.sum_across(tensor)
-    others = world_size * (world_size - 1) // 2
+    rounds, rest = divmod(world_size, values)
+    others = rounds * (values * (values - 1) // 2) + rest * (rest - 1) // 2
     expected = torch.empty_like(tensor)
-    _fill(expected, lambda pattern: pattern * world_size + others)
+    _fill(expected, lambda pattern: pattern % values * world_size + others)
     is_wrong = not torch.equal(tensor, expected)
     [wrong] = _slowest(ranks, [float(is_wrong)])
     if wrong:

@@ -40,11 +40,13 @@ def row_of(cell: Cell, record: CellRecord, global_batch: int) -> Row:
         "images_per_s": global_batch / spread.median,
         "comm_fraction": _fraction("comm_s", blocks),
         "exposed_comm_fraction": _fraction("exposed_comm_s", blocks),
+        "overlap_ratio": _overlap(blocks),
         "no_sync_exposed_fraction": _without_sync(record),
         "memory_bytes_per_device": memory,
         "memory_imbalance": imbalance(memory) if memory else None,
         "cpu_s_per_step_per_process": _cpu_s(record),
-        "cpu_s_per_step_per_thread": _thread_cpu_s(record),
+        # dp's replicas have new threads in every pass: none lives through a step.
+        "cpu_s_per_step_per_thread": None if cell.mode == "dp" else _thread_cpu_s(record),
         "resident_bytes_per_process": [block.resident_bytes for block in _latest(record)],
         "gpu_utilisation": _utilisation(record),
         "phases": {name: median(values) for name, values in _phases(blocks).items()},
@@ -72,6 +74,12 @@ def _fraction(phase: str, blocks: Sequence[Block]) -> float | None:
         for step, step_s in zip(block.phases, block.step_s, strict=bool(block.phases))
     ]
     return median(shares) if shares else None
+
+
+def _overlap(blocks: Sequence[Block]) -> float | None:
+    """The median share of its communication that a step hides; None where there is none."""
+    steps = [step for block in blocks for step in block.phases if step["comm_s"]]
+    return median([1 - s["exposed_comm_s"] / s["comm_s"] for s in steps]) if steps else None
 
 
 def _without_sync(record: CellRecord) -> float | None:

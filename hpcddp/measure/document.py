@@ -21,8 +21,8 @@ DP_ON_CPU = "DataParallel algorithm on CPU threads"
 _CSV_FIELDS = (
     *("mode", "devices", "setting", "global_batch", "n", "discarded"),
     *("step_s_median", "step_s_p95", "step_s_iqr", "images_per_s", "speedup", "efficiency"),
-    *("karp_flatt", "comm_fraction", "exposed_comm_fraction", "no_sync_exposed_fraction"),
-    *("comm_bytes_per_step", "memory_imbalance"),
+    *("karp_flatt", "comm_fraction", "exposed_comm_fraction", "overlap_ratio"),
+    *("no_sync_exposed_fraction", "comm_bytes_per_step", "memory_imbalance"),
 )
 
 
@@ -93,9 +93,17 @@ def _processor() -> str:
 
 
 def not_measured(
-    wanted: Sequence[Cell], cells: Sequence[Cell], rows: Sequence[Row], *, has_gpus: bool
+    wanted: Sequence[Cell],
+    cells: Sequence[Cell],
+    rows: Sequence[Row],
+    *,
+    has_gpus: bool,
+    no_use: str,
 ) -> list[str]:
-    """What was asked for, or belongs to such a report, and could not be had here."""
+    """What was asked for, or belongs to such a report, and could not be had here.
+
+    `no_use` says why nothing is known of the use of the GPUs, where that is so.
+    """
     said = [
         f"{cell.name}: this node does not show {cell.devices} GPUs"
         for cell in wanted
@@ -106,7 +114,7 @@ def not_measured(
         if any(row["mode"] == "dp" for row in rows):
             said.append(f"torch.nn.DataParallel: it needs GPUs; dp is the {DP_ON_CPU}")
     elif not any(row["gpu_utilisation"] for row in rows):
-        said.append("use of the GPUs: NVML does not answer (pip install nvidia-ml-py)")
+        said.append(f"use of the GPUs: {no_use}")
     return said
 
 

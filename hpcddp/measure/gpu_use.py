@@ -11,31 +11,43 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 _EVERY_S = 0.1
+_MEAN_OVER_S = 1.0  # what NVML says is a mean of up to so long: at first of what ran before
 
 
 class GpuUse:
     """Samples the GPUs that `entries` name, as CUDA_VISIBLE_DEVICES does: ordinals or UUIDs.
 
-    Without nvidia-ml-py, a driver or any GPU it has nothing to say.
+    Without nvidia-ml-py, a driver or any GPU it has nothing to say, and `why_nothing` why.
     """
 
     def __init__(self, entries: Sequence[str]) -> None:
-        self._nvml = _open_nvml()
-        self._handles = [] if self._nvml is None else self._find(entries)
-
-    def _find(self, entries: Sequence[str]) -> list[Any]:
-        by_number, by_uuid = (
-            self._nvml.nvmlDeviceGetHandleByIndex,
-            self._nvml.nvmlDeviceGetHandleByUUID,
-        )
+        self.why_nothing = "no visit was longer than a second (take more --steps)"
+        self._nvml: Any = None
+        self._handles: list[Any] = []
         try:
-            return [by_number(int(e)) if e.isdigit() else by_uuid(e) for e in entries]
-        except self._nvml.NVMLError:
-            return []
+            self._nvml = importlib.import_module("pynvml")
+        except ImportError:
+            self.why_nothing = "NVML does not answer (pip install nvidia-ml-py)"
+            return
+        try:
+            self._nvml.nvmlInit()
+            self._handles = [self._find(entry) for entry in entries]
+        except self._nvml.NVMLError as error:
+            self._refused(error)
+
+    def _find(self, entry: str) -> Any:  # noqa: ANN401
+        if entry.isdigit():
+            return self._nvml.nvmlDeviceGetHandleByIndex(int(entry))
+        return self._nvml.nvmlDeviceGetHandleByUUID(entry)
+
+    def _refused(self, error: Exception) -> None:
+        self.why_nothing = f"NVML refuses to say it ({error})"
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[list[float]]:
-        """At the end of the block the list holds the mean use of each GPU in it, 0 to 1."""
+        """At the end of the block the list holds the mean use of each GPU in it, 0 to 1; of a block
+        that is over too soon to tell it from what ran before, nothing.
+        """
         means: list[float] = []
         if not self._handles:
             yield means
@@ -52,20 +64,11 @@ class GpuUse:
             means += [sum(gpu) / len(gpu) for gpu in zip(*samples, strict=True)]
 
     def _sample(self, samples: list[list[float]], over: threading.Event) -> None:
-        while not over.wait(_EVERY_S):
-            with contextlib.suppress(self._nvml.NVMLError):
+        pause_s = _MEAN_OVER_S
+        while not over.wait(pause_s):
+            try:
                 rates = [self._nvml.nvmlDeviceGetUtilizationRates(h) for h in self._handles]
                 samples.append([rate.gpu / 100 for rate in rates])
-
-
-def _open_nvml() -> Any:  # noqa: ANN401
-    """The module, initialised, or None where it has nothing to work with."""
-    try:
-        nvml = importlib.import_module("pynvml")
-    except ImportError:
-        return None
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
-        return None
-    return nvml
+            except self._nvml.NVMLError as error:
+                self._refused(error)
+            pause_s = _EVERY_S

@@ -61,7 +61,8 @@ def compare_on(
         )
     most = max(cell.devices for cell in cells)
     per_device = shares(node.cpus, most)
-    records = _measure(cells, config, wanted, per_device, GpuUse(node.gpus), environ)
+    gpus = GpuUse(node.gpus)
+    records = _measure(cells, config, wanted, per_device, gpus, environ)
     rows = [
         row_of(cell, record, config_of(cell, wanted, config).train.global_batch)
         | {"cpus_per_process": len(cpus_of(cell, per_device)[0])}
@@ -69,6 +70,9 @@ def compare_on(
     ]
     base = base_of(rows, {})
     rows = with_speedups(rows, base, is_weak=wanted.is_weak)
+    missing = not_measured(
+        wanted.cells, cells, rows, has_gpus=bool(node.gpus), no_use=gpus.why_nothing
+    )
     verdict = verdict_of(rows, Circumstances(node.backend, are_shared(per_device)))
     return compare_document(
         config,
@@ -77,10 +81,7 @@ def compare_on(
         backend=node.backend,
         is_strong=not wanted.is_weak,
         fitted=serial_fractions(rows, is_weak=wanted.is_weak),
-        missing=[
-            *wanted.left_out,
-            *not_measured(wanted.cells, cells, rows, has_gpus=bool(node.gpus)),
-        ],
+        missing=[*wanted.left_out, *missing],
         cpus=len(node.cpus),
     )
 

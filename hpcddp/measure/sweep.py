@@ -110,7 +110,9 @@ def _document(
         backend=backend,
         is_strong=True,
         fitted={},
-        missing=not_measured(cells, cells, rows, has_gpus=backend == "nccl"),
+        missing=not_measured(
+            cells, cells, rows, has_gpus=backend == "nccl", no_use="a sweep does not sample it"
+        ),
         cpus=len(os.sched_getaffinity(0)),
         layout=layout,
     )

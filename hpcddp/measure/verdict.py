@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcddp.measure.scaling import Ratio, ratio_of
+from hpcddp.phases import DP_PARTS
 
 Row = Mapping[str, Any]
 SMALLEST = 0.03  # a smaller difference is nobody's reason to change anything
@@ -16,7 +17,6 @@ _TIGHT = 0.05
 _MUCH = 0.10
 _UNEVEN = 1.2
 _FEW_ROUNDS, _MANY_ROUNDS = 3, 5
-_DP_PARTS = ("broadcast_s", "scatter_s", "gather_s", "reduce_s")
 _NO_PEERS = (
     "The usual cause is GPUs without direct access to each other (no peer-to-peer): DDP's "
     "all-reduce then goes through the host's memory. `nvidia-smi topo -m` and `python -m hpcddp "
@@ -54,9 +54,18 @@ def verdict_of(rows: Sequence[Row], where: Circumstances) -> Verdict:
     most = max(rows, key=lambda row: (row["devices"], row["images_per_s"]))
     one = min(rows, key=lambda row: row["devices"])
     if most["devices"] == one["devices"]:
-        said = f"Only {most['mode']} on {_devices(most)} was measured: there is nothing to compare."
-        return Verdict(said, "low", (_time_words(most),), within_noise=False)
+        return _nothing_to_compare(rows)
     return _many_against_one(most, one, where)
+
+
+def _nothing_to_compare(rows: Sequence[Row]) -> Verdict:
+    """One row, or several modes on one device."""
+    modes = " and ".join(row["mode"] for row in rows)
+    said = f"Only {modes} on {_devices(rows[0])} was measured: there is nothing to compare."
+    if len(rows) > 1:
+        said += " On one device all modes compute the same."
+    evidence = [f"{row['mode']}: {_time_words(row)}" for row in rows]
+    return Verdict(said, "low", tuple(evidence), within_noise=False)
 
 
 def _largest_pair(rows: Sequence[Row]) -> tuple[Row, Row] | None:
@@ -245,7 +254,7 @@ def _communication_words(row: Row) -> str:
         return ""
     parts = [
         f"{name.removesuffix('_s')} {_percent(row['phases'][name] / row['step_s_median'])}"
-        for name in _DP_PARTS
+        for name in DP_PARTS
         if name in row["phases"]
     ]
     if parts:
@@ -254,7 +263,8 @@ def _communication_words(row: Row) -> str:
     alone = row.get("no_sync_exposed_fraction")
     if alone is None:
         return said
-    return f"{said}; a step that exchanges nothing is {_percent(alone)} shorter"
+    shorter = f"{_percent(alone)} shorter" if alone > 0 else "not shorter, within noise"
+    return f"{said}; a step that exchanges nothing is {shorter}"
 
 
 def _ratio_words(what: str, ratio: Ratio, row: Row) -> str:

@@ -46,7 +46,8 @@ def _evidence(document: Row) -> tuple[str, ...]:
     checked = "Every sum was checked, bit by bit."
     fit = document.get("fit")
     if not fit:
-        return (checked, "Time does not grow with size in this range: no line fits.")
+        why = "one size" if len(document["rows"]) == 1 else "time does not grow with size here"
+        return (checked, f"No line of latency and bandwidth: {why}.")
     return (
         checked,
         f"Line through all sizes: latency {time_text(fit['alpha_s'])}, bus bandwidth "

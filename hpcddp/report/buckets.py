@@ -38,8 +38,3 @@ def _paint_bucket(axes: Axes, position: int, bucket: Row, end_ms: float) -> None
     axes.barh(position, hidden_end - start, 0.6, start, color=_HIDDEN)
     axes.barh(position, end - hidden_end, 0.6, hidden_end, color=_EXPOSED, hatch="////",
               edgecolor="white", linewidth=0)  # fmt: skip
-
-
-def exposed_s(row: Row) -> float:
-    """Seconds from the end of backward to the end of the last bucket."""
-    return max(0.0, max(bucket["end_s"] for bucket in row["buckets"]) - row["backward_s"])

@@ -5,7 +5,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from hpcddp.report.buckets import exposed_s, paint_buckets
+from hpcddp.report.buckets import paint_buckets
 from hpcddp.report.drawing import draw
 from hpcddp.report.memory import paint_memory
 from hpcddp.report.page import Drawing, Page
@@ -17,13 +17,10 @@ from hpcddp.report.values import (
     Row,
     bytes_text,
     counts_text,
-    number_text,
     place_text,
-    time_text,
 )
 
 _MOST_TIMELINES = 6
-_UNEVEN = 1.05
 _SPREAD = "whiskers are as long as the interquartile range"
 Paint = Callable[[Figure], None]
 
@@ -113,18 +110,7 @@ def _memory(rows: Sequence[Row], document: Row) -> Drawing:
     known = [row for row in rows if row.get("memory_bytes_per_device")]
     if not known:
         return Drawing(title, None, "")
-    uneven = [
-        f"{place_text(row, document)}: first device {number_text(row['memory_imbalance'])} times "
-        "the others"
-        for row in known
-        if (row.get("memory_imbalance") or 1.0) >= _UNEVEN
-    ]
-    said = " ".join(
-        [
-            f"Highest of the whole measurement. {counts_text(known)}.",
-            *(f"{line}." for line in uneven),
-        ]
-    )
+    said = f"Highest of the whole measurement. {counts_text(known)}."
     bars = sum(len(row["memory_bytes_per_device"]) for row in known)
     return _drawing("memory", title, 0.8 + 0.22 * bars, said,
                     lambda figure: paint_memory(figure, known, document))  # fmt: skip
@@ -142,11 +128,10 @@ def _timelines(rows: Sequence[Row], document: Row) -> list[Drawing]:
 
 def _timeline(number: int, row: Row, document: Row) -> Drawing:
     buckets = row["buckets"]
-    reduced, late_s = sum(bucket["bytes"] for bucket in buckets), exposed_s(row)
-    ends = f"the last one ends {time_text(late_s)} after backward" if late_s else "all hidden"
+    reduced = sum(bucket["bytes"] for bucket in buckets)
     said = (
         "One step, not a median (n = 1). A black tick is when a bucket's gradients were ready. "
-        f"{bytes_text(reduced)} in {len(buckets)} bucket{'s' * (len(buckets) > 1)}; {ends}."
+        f"{bytes_text(reduced)} in {len(buckets)} bucket{'s' * (len(buckets) > 1)}."
     )
     title = f"Buckets of one step: {place_text(row, document)}"
     height_in = 1.4 + 0.26 * len(row["buckets"])

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
+from hpcddp.phases import DP_PARTS
 from hpcddp.report.drawing import GREY, label_bars, rows_axis
 from hpcddp.report.values import Row, place_text, time_text
 
-# As train/step_timer.py names them; these add up to the step.
+# These add up to the step.
 _PHASES = {
     "data_wait_s": ("waiting for data", "#999999", ""),
     "host_to_device_s": ("host to device", "#CC79A7", ""),
@@ -21,7 +22,6 @@ _PHASES = {
     "optimizer_s": ("optimizer", "#009E73", ""),
     "other_s": ("other", "#DDDDDD", ""),
 }
-_DP_PARTS = ("broadcast_s", "scatter_s", "gather_s", "reduce_s")
 
 
 def paint_step_time(figure: Figure, rows: Sequence[Row], document: Row) -> None:
@@ -48,8 +48,8 @@ def paint_step_time(figure: Figure, rows: Sequence[Row], document: Row) -> None:
 def _stacked(row: Row) -> dict[str, float]:
     """The phases that add up to the step; of DP's communication its parts."""
     phases = dict(row.get("phases") or {})
-    if any(phases.get(part) for part in _DP_PARTS):
-        parts_s = sum(phases.get(part, 0.0) for part in _DP_PARTS)
+    if any(phases.get(part) for part in DP_PARTS):
+        parts_s = sum(phases.get(part, 0.0) for part in DP_PARTS)
         phases["exposed_comm_s"] = max(0.0, phases.get("exposed_comm_s", 0.0) - parts_s)
         if phases["exposed_comm_s"] < 0.05 * parts_s:  # medians of a sum and of its parts differ
             del phases["exposed_comm_s"]

@@ -48,11 +48,6 @@ class Ranks(Protocol):
         """Part in good order. Not after an error: it could wait for a process that is gone."""
 
 
-def backend_of(device: torch.device) -> str:
-    """What processes with this device reduce their gradients with."""
-    return "nccl" if device.type == "cuda" else "gloo"
-
-
 def open_ranks(layout: ProcessLayout, device: torch.device, timeout_s: float) -> Ranks:
     """Meet the other processes of the job. Collective.
 
@@ -72,6 +67,11 @@ def open_ranks(layout: ProcessLayout, device: torch.device, timeout_s: float) ->
         **place,
     )
     return RankGroup(layout)
+
+
+def backend_of(device: torch.device) -> str:
+    """What adds up tensors of this device over processes."""
+    return "nccl" if device.type == "cuda" else "gloo"
 
 
 def mean_across_ranks(ranks: Ranks, value: torch.Tensor, world_size: int) -> float:

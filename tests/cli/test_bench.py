@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from hpcddp.cluster.layout import process_environment
+
 SMALL = ["--sizes", "1KiB..8KiB", "--seconds-per-size", "0.01"]
 
 
@@ -57,12 +59,20 @@ def test_under_torchrun_the_table_is_printed_by_the_main_process_alone(bench):
     assert "every sum was checked" in done.stdout
 
 
-def test_a_failure_in_the_job_reaches_the_shell_with_its_reason(bench, tmp_path):
-    done = bench("--cluster", "local", "--nodes", "2", "--name", "b", "--backend", "nccl",
-                 CUDA_VISIBLE_DEVICES="")  # fmt: skip
+@pytest.mark.parametrize("wish", [["--backend", "nccl"], ["train.device=cuda"]])
+def test_a_failure_in_the_job_reaches_the_shell_with_its_reason(bench, tmp_path, wish):
+    words = ["--cluster", "local", "--nodes", "2", "--name", "b", *wish]
+    done = bench(*words, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 2
     assert "A GPU was asked for" in done.stdout
     assert not (tmp_path / "runs/b/reports").exists()
+
+
+def test_the_others_are_waited_for_as_long_as_configured(bench):
+    second_is_missing = process_environment({}, nodes=1, processes_per_node=2, global_rank=0)
+    done = bench("train.rendezvous_timeout_s=1", *SMALL, **second_is_missing)
+    assert done.returncode == 1
+    assert "within 1 s" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from hpcddp.cli import compare, doctor, main, measuring
+from hpcddp.cli.bench_text import allreduce_lines
 from hpcddp.errors import HpcddpError
 from hpcddp.launch.measuring import write_report
 from hpcddp.run_dir import RunDir
@@ -42,6 +43,15 @@ def test_no_failure_of_drawing_loses_the_report(measured, monkeypatch, capsys, e
     monkeypatch.setattr(measuring, "draw_report", draw)
     measuring.show_report_of_job(measured, "allreduce", shown.append, follows=True, as_json=False)
     assert capsys.readouterr().err == f"No page: {said}\n"
+
+
+@pytest.mark.parametrize(("sizes", "said"), [(1, "take several sizes"), (2, "does not grow")])
+def test_why_no_line_was_fitted_is_said(sizes, said):
+    row = dict.fromkeys(("seconds_quartile_1", "seconds_quartile_3", "algbw_gb_per_s"), 1.0)
+    row |= {"bytes": 1024, "seconds": 1.0, "busbw_gb_per_s": 1.0, "n": 3, "discarded": 3}
+    report = {"world_size": 2, "nodes": 1, "backend": "gloo", "versions": {"torch": "2"}}
+    *_, last = allreduce_lines({**report, "rows": [row] * sizes, "fit": None})
+    assert said in last
 
 
 @pytest.fixture

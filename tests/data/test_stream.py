@@ -285,14 +285,12 @@ def test_however_a_process_ends_its_workers_end_too(tmp_path, ending, code):
     wait_for(lambda: not any(map(psutil.pid_exists, children)))
 
 
-def test_a_process_that_leaves_without_clean_up_can_still_leave_no_files(tmp_path):
+def test_a_process_that_leaves_at_once_leaves_no_files_behind(tmp_path):
     program, temporary = tmp_path / "program.py", tmp_path / "tmp"
     temporary.mkdir()
-    ending = """from hpcddp.data.workers import remove_folders
-        assert len(os.listdir(os.environ["TMPDIR"])) == 1
-        remove_folders()
-        next(batches)  # the workers that there are go on
-        os._exit(75)"""
+    ending = """from hpcddp.leave import leave
+        assert any(name.startswith("pymp-") for name in os.listdir(os.environ["TMPDIR"]))
+        leave(75)"""
     program.write_text(
         textwrap.dedent(PROGRAM.format(tests=str(Path(__file__).parent), ending=ending))
     )
@@ -304,4 +302,4 @@ def test_a_process_that_leaves_without_clean_up_can_still_leave_no_files(tmp_pat
         timeout=120,
     )
     assert ended.returncode == 75, ended.stderr
-    assert [*temporary.iterdir()] == []
+    assert [*temporary.glob("pymp-*")] == []

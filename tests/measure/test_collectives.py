@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from hpcddp.errors import HpcddpError
+from hpcddp.measure import collectives
 from hpcddp.measure.collectives import AllReduceTime, bus_factor, measure_all_reduce
 from hpcddp.train.process_group import LoneProcess
 
@@ -45,9 +46,38 @@ def test_a_fast_size_is_repeated_as_long_as_it_may():
     assert measured.n == 50
 
 
+def test_quartiles_are_those_of_every_other_measurement(monkeypatch):
+    monkeypatch.setattr(collectives, "_times", lambda *_: [4.0, 1.0, 3.0, 2.0])
+    [measured] = measure(TwoAlike(), [1024])
+    assert (measured.seconds, measured.quartiles_s) == (2.5, (1.75, 3.25))
+
+
 def test_a_wrong_last_element_is_an_error():
     with pytest.raises(HpcddpError, match="4096 bytes gave a wrong sum in this process"):
         measure(TwoAlike(damage=1.0), [4096])
+
+
+class Crowd(LoneProcess):
+    """Adds up what each of very many processes fills in, as the first of them fills it in."""
+
+    def __init__(self, world_size):
+        self.world_size, self.largest = world_size, 0.0
+
+    def sum_across(self, tensor):
+        if self.largest:
+            return
+        values = (1 << 24) // (2 * self.world_size) + 1
+        others = sum(rank % values for rank in range(self.world_size))
+        whole = tensor.double() * self.world_size + others
+        self.largest = float(whole.max())
+        tensor.copy_(whole)
+
+
+@pytest.mark.parametrize("world_size", [2, 5_500, 8_192, 100_000, 4_000_000])
+def test_no_sum_is_too_large_for_a_float_to_hold(world_size):
+    crowd = Crowd(world_size)
+    measure(crowd, [4096], world_size=world_size)
+    assert 0 < crowd.largest <= 1 << 24
 
 
 @pytest.mark.parametrize(("world_size", "factor"), [(1, 0), (2, 1), (4, 1.5), (8, 1.75)])

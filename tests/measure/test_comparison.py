@@ -18,7 +18,7 @@ BUCKET = {"index": 0, "bytes": 8, "ready_s": 0.1, "start_s": 0.1, "end_s": 0.3}
 ROW_KEYS = {
     *("mode", "devices", "setting", "n", "discarded", "step_s_median", "step_s_p95", "step_s_iqr"),
     *("images_per_s", "speedup", "efficiency", "comm_fraction", "exposed_comm_fraction"),
-    *("no_sync_exposed_fraction", "memory_bytes_per_device", "memory_imbalance"),
+    *("overlap_ratio", "no_sync_exposed_fraction", "memory_bytes_per_device", "memory_imbalance"),
     *("cpu_s_per_step_per_process", "gpu_utilisation", "karp_flatt", "phases"),
     *("comm_bytes_per_step", "buckets", "backward_s"),
 }
@@ -79,6 +79,7 @@ def test_a_row_by_hand():
     # of 0.6/1.0, 0.6/2.0, 0.6/1.1 ... the middle ones are 0.6/2.0 and 0.6/2.5
     assert row["comm_fraction"] == pytest.approx((0.6 / 2.0 + 0.6 / 2.5) / 2)
     assert row["exposed_comm_fraction"] == pytest.approx(row["comm_fraction"] / 2)
+    assert row["overlap_ratio"] == pytest.approx(0.5)
     assert row["phases"] == {"comm_s": 0.6, "exposed_comm_s": 0.3}
     assert row["buckets"] == [BUCKET]
 
@@ -96,9 +97,22 @@ def test_the_buckets_shown_are_those_of_a_typical_visit():
 def test_what_was_not_measured_is_none():
     record = CellRecord(visits=[[Block(step_s=[1.0], discarded=0, cpu_s=0.5)]])
     row = row_of(Cell("single", 1), record, 4)
-    names = ["comm_fraction", "exposed_comm_fraction", "no_sync_exposed_fraction", "backward_s"]
+    names = [
+        "overlap_ratio",
+        "comm_fraction",
+        "exposed_comm_fraction",
+        "no_sync_exposed_fraction",
+        "backward_s",
+    ]
     names += ["memory_bytes_per_device", "memory_imbalance", "gpu_utilisation"]
     assert [row[name] for name in names] == [None] * len(names)
+
+
+def test_a_step_without_communication_hides_none_and_dp_shows_no_threads():
+    record = CellRecord(visits=[[block(1.0)]])
+    row = row_of(Cell("dp", 2), record, 4)
+    assert (row["overlap_ratio"], row["cpu_s_per_step_per_thread"]) == (None, None)
+    assert row_of(Cell("single", 1), record, 4)["cpu_s_per_step_per_thread"] == [[0.5]]
 
 
 def rows_of(*measured, images=lambda devices: 64):
@@ -202,11 +216,11 @@ def test_the_csv_has_a_line_for_each_row_and_a_column_for_each_phase():
 def test_what_is_missing_is_said():
     cells = (Cell("dp", 2), Cell("ddp", 2), Cell("ddp", 4))
     rows = rows_of(("dp", 2, 1.0), ("ddp", 2, 1.0))
-    on_cpus = not_measured(cells, cells, rows, has_gpus=False)
+    on_cpus = not_measured(cells, cells, rows, has_gpus=False, no_use="why")
     assert any("torch.nn.DataParallel: it needs GPUs" in line for line in on_cpus)
-    on_gpus = not_measured(cells, cells[:2], rows, has_gpus=True)
+    on_gpus = not_measured(cells, cells[:2], rows, has_gpus=True, no_use="why")
     assert on_gpus[0] == "ddp x 4: this node does not show 4 GPUs"
-    assert "nvidia-ml-py" in on_gpus[1]
+    assert on_gpus[1] == "use of the GPUs: why"
 
 
 @pytest.mark.parametrize(

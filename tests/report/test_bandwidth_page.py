@@ -14,5 +14,8 @@ def test_sizes_bandwidths_and_the_line_are_on_the_page(tmp_path, bandwidths):
 
 def test_without_a_line_the_page_says_so(tmp_path, bandwidths):
     text = write_page("allreduce", bandwidths | {"fit": None}, tmp_path).read_text()
-    assert "no line fits" in text
+    assert "No line of latency and bandwidth: time does not grow with size here." in text
     assert "fitted line" not in text
+    alone = bandwidths | {"fit": None, "rows": bandwidths["rows"][:1]}
+    text = write_page("allreduce", alone, tmp_path).read_text()
+    assert "No line of latency and bandwidth: one size." in text
