@@ -153,7 +153,7 @@ def latency(processes: Processes, measured: Facts) -> Places:
 def expected_bandwidth(processes: Processes, measured: Facts) -> Places:
     reduced, expected = measured["allreduce"], measured["expected_busbw_gb_per_s"]
     if not reduced or not reduced["rows"] or expected is None:
-        unknown = "no profile for this node has expected_busbw_gb_per_s; --cluster NAME names one"
+        unknown = "no expected_busbw_gb_per_s in the profile (--cluster NAME)"
         yield "", not_testable("nothing was reduced" if expected else unknown)
         return
     if reduced["backend"] != "nccl":
