@@ -39,9 +39,16 @@ def _heading(document: Mapping[str, Any]) -> list[str]:
     return [
         f"{document['title']}: {document['model']}, {document['data']}, {document['precision']}, "
         f"global batch {document['global_batch']} ({scaling})",
-        f"{len(machine['hosts'])} x {what} ({machine['processor']}), {document['backend']}, "
-        f"torch {document['versions']['torch']}, {document['date']}",
+        f"{_processes(document)}{len(machine['hosts'])} x {what} ({machine['processor']}), "
+        f"{document['backend']}, torch {document['versions']['torch']}, {document['date']}",
     ]
+
+
+def _processes(document: Mapping[str, Any]) -> str:
+    """How many take part in every row; nothing where that is a matter of the row."""
+    if document.get("world_size") is None:
+        return ""
+    return f"{document['world_size']} processes, {document['processes_per_node']} per node; "
 
 
 def _table_text(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -110,7 +117,7 @@ _FIGURES = {
 def _footnotes(document: Mapping[str, Any]) -> list[str]:
     rows = document["rows"]
     said = [
-        "N: steps counted + left out at the begin of each round. IQR: width of the middle half.",
+        "N: steps counted + left out at the begin and after pauses. IQR: width of the middle half.",
         "EXPOSED: communication that nothing hides, and its share OF STEP. NO SYNC: by how much a",
         "step is shorter without any exchange, measured apart. CPU ms: of all processes together.",
     ]

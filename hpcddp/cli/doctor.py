@@ -64,7 +64,7 @@ def command(
 
 def _is_hopeless(findings: list[Finding]) -> bool:
     """No job can be sent without these."""
-    needed = ("python", "torch", "slurm", "profile")
+    needed = ("torch", "slurm", "profile")
     return has_failed(each for each in findings if each.name in needed)
 
 

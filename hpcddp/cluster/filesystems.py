@@ -1,5 +1,6 @@
 """Which file system a path is on, by the kernel's list of mounts. Writes nothing, knows no job."""
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -54,7 +55,8 @@ def mount_of(path: Path, mounts: Path = MOUNTS) -> Mount | None:
 def existing_part(path: Path) -> Path:
     """The path with links followed, or the nearest folder above it that exists."""
     path = path.absolute()
-    while not path.exists() and path != path.parent:
+    # Path.exists raises where a folder above is closed to us, or a server has lost it.
+    while not os.path.exists(path) and path != path.parent:
         path = path.parent
     return path.resolve()
 

@@ -3,6 +3,7 @@
 import ipaddress
 import math
 import re
+from collections.abc import Iterable, Sequence
 from itertools import product
 
 from hpcddp.cluster.variables import short
@@ -41,6 +42,35 @@ def expand_hostlist(text: str, name: str = "host list") -> tuple[str, ...]:
     if len(set(hosts)) != len(hosts):
         raise _named_twice(name, text, hosts)
     return tuple(hosts)
+
+
+def compress_hostlist(hosts: Iterable[str]) -> str:
+    """The short form of names, as Slurm prints it: gpu-[001-003,7],login."""
+    bare: list[str] = []
+    groups: dict[str, list[str]] = {}
+    for host in sorted(set(hosts)):
+        prefix = host.rstrip("0123456789")
+        if prefix == host:
+            bare.append(host)
+        else:
+            groups.setdefault(prefix, []).append(host.removeprefix(prefix))
+    ranged = [
+        prefix + (numbers[0] if len(numbers) == 1 else f"[{_ranges(numbers)}]")
+        for prefix, numbers in groups.items()
+    ]
+    return ",".join([*ranged, *bare])
+
+
+def _ranges(numbers: Sequence[str]) -> str:
+    """`001-003,7`: a range for numbers that follow each other as written."""
+    runs: list[list[str]] = []
+    for number in sorted(numbers, key=lambda each: (len(each), each)):
+        follows = runs and f"{int(runs[-1][-1]) + 1:0{len(runs[-1][-1])}d}" == number
+        if follows:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def _expand_ranges(item: str, text: str, name: str) -> list[str]:

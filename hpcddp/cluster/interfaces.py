@@ -136,7 +136,7 @@ def read_host(sys_root: Path = Path("/sys"), proc_root: Path = Path("/proc")) ->
                 name,
                 tuple(addresses),
                 is_up=state is not None and state.isup,
-                kind=_kind(sys_root / "class/net" / name / "type"),
+                kind=interface_kind(sys_root / "class/net" / name),
                 speed_mbit_per_s=_speed(state.speed) if state else None,
             )
         )
@@ -147,9 +147,10 @@ def _speed(mbit_per_s: int) -> int | None:
     return mbit_per_s if 0 < mbit_per_s < _SPEED_UNKNOWN else None
 
 
-def _kind(path: Path) -> str:
+def interface_kind(folder: Path) -> str:
+    """`ethernet`, `infiniband`, `loopback` or `other`, by the interface's folder in sysfs."""
     try:
-        return _KINDS.get(path.read_text().strip(), "other")
+        return _KINDS.get((folder / "type").read_text().strip(), "other")
     except OSError:
         return "ethernet"
 

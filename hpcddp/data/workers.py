@@ -7,18 +7,20 @@ connections, GPU state and signal handlers that a copy must not have.
 import atexit
 import multiprocessing
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from multiprocessing import connection, context, forkserver, resource_tracker
+from multiprocessing import connection, context, forkserver, resource_tracker, util
 from typing import Any
 
 import torch.utils.data
 
 from hpcddp.stop_flag import STOP_SIGNALS
 
-_PREFETCHED_PER_WORKER = 2
+PREFETCHED_PER_WORKER = 2
+_folders: set[str] = set()  # below TMPDIR, with the fork server's socket
 
 
 def worker_batches(
@@ -41,7 +43,7 @@ def worker_batches(
         worker_init_fn=_tie_to_owner,
         multiprocessing_context=_worker_context(),
         generator=torch.Generator(),  # else each iteration advances the global generator
-        prefetch_factor=_PREFETCHED_PER_WORKER,
+        prefetch_factor=PREFETCHED_PER_WORKER,
         persistent_workers=True,
     )
 
@@ -80,6 +82,12 @@ def _end_with_owner() -> None:
     os._exit(1)
 
 
+def remove_folders() -> None:
+    """For a process that will end without multiprocessing's own clean-up: start no more workers."""
+    while _folders:
+        shutil.rmtree(_folders.pop(), ignore_errors=True)
+
+
 def _worker_context() -> context.BaseContext:
     """The fork server, with the data code imported and deaf to stop signals, as its children are.
 
@@ -88,6 +96,7 @@ def _worker_context() -> context.BaseContext:
     is only delayed.
     """
     worker_context = _WorkerContext()
+    _folders.add(util.get_temp_dir())
     worker_context.set_forkserver_preload(["hpcddp.data.datasets"])
     with _stop_signals_blocked():
         resource_tracker.ensure_running()

@@ -6,6 +6,9 @@ from typing import Any, Literal
 
 Status = Literal["ok", "warn", "fail", "not testable"]
 Facts = Mapping[str, Any]
+RUNS_SHARED = "run directory shared"
+SHARED_FOLDER = "a folder that all nodes share"
+SHARE_RUNS = "export HPCDDP_RUNS_DIR=/SHARED/FOLDER/runs"
 SEVERITY: tuple[Status, ...] = ("not testable", "ok", "warn", "fail")
 
 
@@ -45,6 +48,11 @@ def fail(found: str, needed: str, fix: str) -> Verdict:
 
 def not_testable(why: str) -> Verdict:
     return Verdict("not testable", why)
+
+
+def without(host: str) -> str:
+    """What to do about a node that is to blame."""
+    return f"resources.sbatch.exclude={host}; tell your admin"
 
 
 def finding(name: str, host: str, verdict: Verdict) -> Finding:

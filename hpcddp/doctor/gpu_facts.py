@@ -12,23 +12,42 @@ _DRIVER = Path("/proc/driver/nvidia")
 _SLOWDOWNS = {0x08: "hardware slowdown", 0x20: "heat", 0x40: "heat (hardware)", 0x80: "power brake"}
 
 
-def read_gpus(driver: Path = _DRIVER) -> tuple[list[dict[str, Any]], str, str]:
-    """All GPUs of the host, the driver's version, and why there are none ("" if there are)."""
+def read_gpus(driver: Path = _DRIVER) -> dict[str, Any]:
+    """The facts `gpus`, `lost_gpus` (what the library says of each that does not answer), `driver`
+    (its version) and `no_gpu` (why there are none, "" if there are).
+    """
     try:
         nvml = import_module("pynvml")
     except ModuleNotFoundError:
         missing = "pip install nvidia-ml-py, to look at the GPUs"
-        return [], "", missing if driver.exists() else "no GPU"
+        return no_gpus(missing if driver.exists() else "no GPU")
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        return [], "", f"no GPU ({error})"
+        return no_gpus(f"no GPU ({error})")
     try:
-        handles = [nvml.nvmlDeviceGetHandleByIndex(n) for n in range(nvml.nvmlDeviceGetCount())]
-        gpus = [_gpu(nvml, handle) for handle in handles]
-        return gpus, _text(nvml.nvmlSystemGetDriverVersion()), "" if gpus else "no GPU"
+        return _all_gpus(nvml)
+    except nvml.NVMLError as error:
+        return no_gpus(f"no GPU ({error})")
     finally:
         nvml.nvmlShutdown()
+
+
+def no_gpus(why: str) -> dict[str, Any]:
+    return {"gpus": [], "lost_gpus": [], "driver": "", "no_gpu": why}
+
+
+def _all_gpus(nvml: Any) -> dict[str, Any]:  # noqa: ANN401
+    gpus, lost = [], []
+    for number in range(nvml.nvmlDeviceGetCount()):
+        try:
+            gpus.append(_gpu(nvml, nvml.nvmlDeviceGetHandleByIndex(number)))
+        except nvml.NVMLError as error:
+            # Slurm may have closed the GPUs of others to this job.
+            if getattr(error, "value", None) != nvml.NVML_ERROR_NO_PERMISSION:
+                lost.append(f"GPU {number}: {error}")
+    driver = _text(nvml.nvmlSystemGetDriverVersion())
+    return {"gpus": gpus, "lost_gpus": lost, "driver": driver, "no_gpu": "" if gpus else "no GPU"}
 
 
 def with_own_gpus(processes: Sequence[Facts]) -> list[dict[str, Any]]:
@@ -49,6 +68,8 @@ def _own(facts: Facts, used: set[str]) -> dict[str, Any]:
 
 
 def _gpu(nvml: Any, handle: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Raises NVMLError where not even its UUID can be had."""
+
     def ask(name: str, *words: Any) -> Any:  # noqa: ANN401
         try:
             return getattr(nvml, name)(handle, *words)
@@ -58,7 +79,7 @@ def _gpu(nvml: Any, handle: Any) -> dict[str, Any]:  # noqa: ANN401
     memory = ask("nvmlDeviceGetMemoryInfo")
     reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
     return {
-        "uuid": _text(ask("nvmlDeviceGetUUID")),
+        "uuid": _text(nvml.nvmlDeviceGetUUID(handle)),
         "name": _text(ask("nvmlDeviceGetName")),
         "used_bytes": int(memory.used) if memory else None,
         "slowed_by": [word for bit, word in _SLOWDOWNS.items() if reasons & bit],

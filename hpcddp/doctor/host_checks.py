@@ -3,7 +3,17 @@
 from collections.abc import Callable, Iterator, Sequence
 
 from hpcddp.cluster.interfaces import is_loopback
-from hpcddp.doctor.findings import Facts, Finding, Verdict, fail, finding, not_testable, ok, warn
+from hpcddp.doctor.findings import (
+    Facts,
+    Finding,
+    Verdict,
+    fail,
+    finding,
+    not_testable,
+    ok,
+    warn,
+    without,
+)
 from hpcddp.doctor.units import bytes_text, time_text
 
 _MIB, _GIB = 1 << 20, 1 << 30
@@ -46,7 +56,13 @@ def shared_memory(facts: Facts) -> Verdict:
 def interface(facts: Facts) -> Verdict:
     chosen = facts["interface"]
     if chosen is None:
-        return not_testable("no network between nodes is used")
+        return not_testable("all processes are on one host")
+    if not chosen["name"]:
+        return warn(
+            f"none chosen; there: {chosen['there']}",
+            "one that leads to the other nodes",
+            "export HPCDDP_INTERFACE=NAME, or `interface` in the profile",
+        )
     speed = chosen["speed_mbit_per_s"]
     said = f"{chosen['name']}, {f'{speed} Mbit/s' if speed else 'speed unknown'}"
     if chosen["faster"]:
@@ -86,12 +102,14 @@ def names(facts: Facts) -> Verdict:
 
 
 def gpus_free(facts: Facts) -> Verdict:
+    if facts["lost_gpus"]:
+        return fail(", ".join(facts["lost_gpus"]), "GPUs that answer", without(facts["host"]))
     if not facts["gpus"]:
         return not_testable(facts["no_gpu"])
     used = [gpu for gpu in facts["gpus"] if (gpu["used_bytes"] or 0) > _GPU_IN_USE]
     if used:
         said = ", ".join(f"{gpu['uuid']} {bytes_text(gpu['used_bytes'])}" for gpu in used)
-        return fail(f"in use: {said}", "free GPUs", _without(facts))
+        return fail(f"in use: {said}", "free GPUs", without(facts["host"]))
     return ok(f"{len(facts['gpus'])} x {facts['gpus'][0]['name']}")
 
 
@@ -101,7 +119,7 @@ def gpu_clocks(facts: Facts) -> Verdict:
     slowed = [gpu for gpu in facts["gpus"] if gpu["slowed_by"]]
     if slowed:
         said = ", ".join(f"{gpu['uuid']}: {' and '.join(gpu['slowed_by'])}" for gpu in slowed)
-        return warn(said, "full clocks", _without(facts))
+        return warn(said, "full clocks", without(facts["host"]))
     clocks = [gpu["clock_mhz"] for gpu in facts["gpus"] if gpu["clock_mhz"]]
     hottest = max((gpu["temperature_c"] or 0 for gpu in facts["gpus"]), default=0)
     return ok(f"nothing slows them; {min(clocks, default=0)} MHz now, {hottest} C at most")
@@ -117,12 +135,8 @@ def pcie_width(facts: Facts) -> Verdict:
     if narrow:
         said = ", ".join(f"{g['uuid']} x{g['pcie_width']}" for g in narrow)
         best = max(gpu["max_pcie_width"] for gpu in narrow)
-        return warn(said, f"x{best}", _without(facts))
+        return warn(said, f"x{best}", without(facts["host"]))
     return ok(f"x{min(gpu['pcie_width'] for gpu in known)}")
-
-
-def _without(facts: Facts) -> str:
-    return f"resources.sbatch.exclude={facts['host']}; tell your admin"
 
 
 def data_path(facts: Facts) -> Verdict:
@@ -186,7 +200,7 @@ PROCESS_CHECKS: dict[str, Callable[[Facts], Verdict]] = {
 
 def examine_hosts(processes: Sequence[Facts]) -> Iterator[Finding]:
     """All findings about single nodes and processes."""
-    nodes = {facts["host"]: facts for facts in reversed(processes)}
+    nodes = {facts["host"]: facts for facts in processes if facts["local_rank"] == 0}
     for name, judge in NODE_CHECKS.items():
         for host in sorted(nodes):
             yield finding(name, host, judge(nodes[host]))

@@ -6,7 +6,7 @@ import resource
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -14,22 +14,20 @@ from typing import Any
 from hpcddp import __version__
 from hpcddp.cluster.adapters import read_adapters
 from hpcddp.cluster.interfaces import Host, read_host
-from hpcddp.cluster.names import Resolve, resolve_name
+from hpcddp.cluster.names import Resolve, first_that_resolves, resolve_name
 from hpcddp.cluster.network import GLOO, faster_interfaces
-from hpcddp.cluster.rendezvous_address import is_one_host
+from hpcddp.cluster.rendezvous_address import is_one_host, node_names
 from hpcddp.config.layout import ProcessLayout
-from hpcddp.doctor.gpu_facts import read_gpus
+from hpcddp.doctor.findings import Facts
+from hpcddp.doctor.gpu_facts import no_gpus, read_gpus
 
 _SHM = Path("/dev/shm")
 _MOST_FILES, _LONGEST_LOOK_S = 64, 5.0
-_LONGEST_NAMES_S = 10.0
+_LONGEST_NAMES_S, _PAUSE_S = 10.0, 0.5
 
 
-def read_host_facts(
-    layout: ProcessLayout, environ: Mapping[str, str], data_root: Path | None
-) -> dict[str, Any]:
-    """Facts of this process and its node."""
-    gpus, driver, no_gpu = read_gpus()
+def read_process_facts(layout: ProcessLayout, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Facts of this process."""
     return {
         "host": host_name(layout),
         "global_rank": layout.global_rank,
@@ -39,18 +37,46 @@ def read_host_facts(
             "python": platform.python_version(),
             "hpcddp": __version__,
             "kernel": platform.release(),
-            **({"driver": driver} if driver else {}),
         },
         "cpus": sorted(os.sched_getaffinity(0)),
         "cpus_asked": _asked(environ),
+    }
+
+
+def read_node_facts(
+    layout: ProcessLayout,
+    environ: Mapping[str, str],
+    data_root: Path | None,
+    *,
+    uses_gpus: bool,
+) -> dict[str, Any]:
+    """Facts of this node: for one of its processes to read."""
+    gpus = read_gpus() if uses_gpus else no_gpus("train.device=cpu uses none")
+    return {
+        **gpus,
         "memlock_bytes": _limit(resource.RLIMIT_MEMLOCK),
         "rdma": [str(port) for port in read_adapters().ports if port.is_active],
         "shm_bytes": _free(_SHM),
-        "gpus": gpus,
-        "no_gpu": no_gpu,
         "interface": None if is_one_host(layout) else interface_facts(read_host(), environ),
         "data": read_data(data_root) if data_root else None,
     }
+
+
+def with_node_facts(
+    processes: Sequence[Facts], nodes: Sequence[Facts | None]
+) -> list[dict[str, Any]]:
+    """The facts of all processes, each with those that one process of its node has read."""
+    read = {
+        facts["host"]: node
+        for facts, node in zip(processes, nodes, strict=True)
+        if node is not None
+    }
+    return [_joined(facts, read[facts["host"]]) for facts in processes]
+
+
+def _joined(facts: Facts, node: Facts) -> dict[str, Any]:
+    driver = {"driver": node["driver"]} if node["driver"] else {}
+    return {**facts, **node, "versions": {**facts["versions"], **driver}}
 
 
 def host_name(layout: ProcessLayout) -> str:
@@ -77,12 +103,14 @@ def _free(path: Path) -> int | None:
         return None
 
 
-def interface_facts(host: Host, environ: Mapping[str, str]) -> dict[str, Any] | None:
-    """The interface that was chosen for the job, as exported, and those that would be faster."""
+def interface_facts(host: Host, environ: Mapping[str, str]) -> dict[str, Any]:
+    """The interface that was chosen for the job, as exported, and those that would be faster;
+    where none was found, what is there.
+    """
     names = environ.get(GLOO, "").split(",")
     chosen = [found for name in names if (found := host.named(name))]
     if not chosen:
-        return None
+        return {"name": "", "speed_mbit_per_s": None, "there": host.listing()}
     best = faster_interfaces(chosen, host)
     return {
         "name": ",".join(each.name for each in chosen),
@@ -94,12 +122,29 @@ def interface_facts(host: Host, environ: Mapping[str, str]) -> dict[str, Any] | 
 
 def resolve_all(
     hosts: Sequence[str],
+    environ: Mapping[str, str],
     resolve: Resolve = resolve_name,
-    clock: Callable[[], float] = time.monotonic,
+    patience_s: float = _LONGEST_NAMES_S,
 ) -> dict[str, list[str] | None]:
-    """The addresses of every host as this node knows them; None where time was up before."""
-    deadline = clock() + _LONGEST_NAMES_S
-    return {host: list(resolve(host)) if clock() < deadline else None for host in hosts}
+    """The addresses of every host as this node knows them, by the names that training would try;
+    None where time was up before. Who has none is asked for again: name servers have hiccups.
+    """
+    deadline = time.monotonic() + patience_s
+    found: dict[str, list[str] | None] = {}
+    for host in hosts:
+        in_time = time.monotonic() < deadline
+        found[host] = _addresses(host, environ, resolve) if in_time else None
+    while (missing := [host for host in hosts if found[host] == []]) and (
+        time.monotonic() < deadline
+    ):
+        time.sleep(_PAUSE_S)
+        found |= {host: _addresses(host, environ, resolve) for host in missing}
+    return found
+
+
+def _addresses(host: str, environ: Mapping[str, str], resolve: Resolve) -> list[str]:
+    _, addresses = first_that_resolves(node_names(host, environ), resolve, patience_s=0)
+    return list(addresses)
 
 
 def read_data(root: Path) -> dict[str, Any]:

@@ -4,8 +4,20 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from hpcddp.doctor.findings import Facts, Finding, Verdict, fail, finding, not_testable, ok, warn
-from hpcddp.doctor.login_checks import RUNS_SHARED
+from hpcddp.doctor.findings import (
+    RUNS_SHARED,
+    SHARE_RUNS,
+    SHARED_FOLDER,
+    Facts,
+    Finding,
+    Verdict,
+    fail,
+    finding,
+    not_testable,
+    ok,
+    warn,
+    without,
+)
 from hpcddp.doctor.pairs import Suspect, slow_ones
 from hpcddp.doctor.units import bytes_text, rate_text, time_text
 
@@ -89,21 +101,23 @@ def visibility(processes: Processes, measured: Facts) -> Places:
     """A file that one node writes, seen from the others."""
     seen = measured["visible"]
     writer, folder, after_s = seen["writer"], seen["folder"], seen["after_s"]
-    fix, shared = "export HPCDDP_RUNS_DIR=/SHARED/FOLDER/runs", "a folder that all nodes share"
     if seen["error"]:
-        yield writer, fail(f"cannot write to {folder}: {seen['error']}", shared, fix)
+        yield writer, fail(f"cannot write to {folder}: {seen['error']}", SHARED_FOLDER, SHARE_RUNS)
     elif not after_s:
         yield "", not_testable("one node sees what it writes")
     elif len(after_s) > 1 and set(after_s.values()) == {None}:
-        yield writer, fail(f"no other node sees what it writes to {folder}", shared, fix)
+        yield (
+            writer,
+            fail(f"no other node sees what it writes to {folder}", SHARED_FOLDER, SHARE_RUNS),
+        )
         return
     what = f"a file of {writer} in {folder}"
     for host, seconds in after_s.items():
         if seconds is None:
-            yield host, fail(f"never saw {what}", shared, fix)
+            yield host, fail(f"never saw {what}", SHARED_FOLDER, SHARE_RUNS)
         elif seconds > _VISIBLE_S:
             late, least = f"{what} came after {time_text(seconds)}", f"{time_text(_VISIBLE_S)}"
-            yield host, warn(late, least, f"{fix}; on NFS the mount option lookupcache=none")
+            yield host, warn(late, least, f"{SHARE_RUNS}; on NFS the mount option lookupcache=none")
     quick = [seconds for seconds in after_s.values() if seconds is not None]
     if quick and max(quick) <= _VISIBLE_S and len(quick) == len(after_s):
         yield "", ok(f"{what} was there after {time_text(max(quick))} at most")
@@ -156,7 +170,7 @@ def expected_bandwidth(processes: Processes, measured: Facts) -> Places:
 
 
 def sockets(processes: Processes, measured: Facts) -> Places:
-    """Did the all-reduces go over InfiniBand, or fall back to sockets over Ethernet?"""
+    """Did the all-reduces go over InfiniBand, or fall back to sockets?"""
     reduced, moved = measured["allreduce"], measured["moved"]
     if reduced is None or not moved:
         yield "", not_testable("nothing crossed a network")
@@ -166,19 +180,21 @@ def sockets(processes: Processes, measured: Facts) -> Places:
 
 
 def _transport(sent: Mapping[str, Any], backend: str) -> Verdict:
-    adapters, interfaces = sum(sent["adapters"].values()), sum(sent["interfaces"].values())
+    by_socket = {**sent["interfaces"], **sent["over_infiniband"]}
+    rdma = max(0, sum(sent["adapters"].values()) - sum(sent["over_infiniband"].values()))
     enough = _MOVED_SHARE * sent["payload_bytes"]
-    if adapters >= enough and sent["adapters"]:
+    if rdma >= enough and sent["adapters"]:
         return ok("RDMA adapters carried the all-reduces")
-    if interfaces < enough:
+    if sum(by_socket.values()) < enough:
         return not_testable("neither adapters nor interfaces have counted the all-reduces")
     if not sent["adapters"]:
         return not_testable("no RDMA adapter; interfaces carried the all-reduces")
     if backend != "nccl":
         return not_testable(f"interfaces carried the all-reduces, as always with {backend}")
+    busiest = max(by_socket, key=lambda name: by_socket[name])
     return fail(
-        f"sockets: adapters sent {bytes_text(adapters)}, interfaces {bytes_text(interfaces)}",
-        "the RDMA adapters, which lay idle",
+        f"sockets: {busiest} sent {bytes_text(by_socket[busiest])}, RDMA {bytes_text(rdma)}",
+        "RDMA over the adapters, which lay idle or carried IP",
         "unset NCCL_IB_DISABLE NCCL_NET; export NCCL_DEBUG=INFO and look for `NET/IB`",
     )
 
@@ -190,7 +206,9 @@ def pairs(processes: Processes, measured: Facts) -> Places:
         yield "", not_testable("one host has no link to test")
         return
     speeds = [speed for _, _, speed in results]
-    said = f"{rate_text(min(speeds))} to {rate_text(max(speeds))} (pairs: {len(results)})"
+    reduced = measured["allreduce"]
+    way = "; the first GPU's adapter only" if reduced and reduced["backend"] == "nccl" else ""
+    said = f"{rate_text(min(speeds))} to {rate_text(max(speeds))} (pairs: {len(results)}{way})"
     nodes, links = slow_ones(results)
     for suspect in nodes:
         yield suspect.hosts[0], _slow(suspect, "node")
@@ -204,12 +222,11 @@ def _slow(suspect: Suspect, what: str) -> Verdict:
     best = "at best " if what == "node" else ""
     speed = rate_text(suspect.gb_per_s)
     judge = fail if suspect.is_very_slow else warn
-    exclude = f"resources.sbatch.exclude={suspect.hosts[0]}"
     return judge(
         f"slow {what}: {best}{speed} with another node, where others reach "
         f"{rate_text(suspect.usual_gb_per_s)}",
         f"{rate_text(suspect.usual_gb_per_s)}",
-        f"{exclude}; tell your admin",
+        without(suspect.hosts[0]),
     )
 
 

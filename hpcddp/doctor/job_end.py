@@ -2,8 +2,15 @@
 
 from collections.abc import Sequence
 
-from hpcddp.doctor.findings import Finding, Verdict, fail, finding
-from hpcddp.doctor.login_checks import RUNS_SHARED
+from hpcddp.doctor.findings import (
+    RUNS_SHARED,
+    SHARE_RUNS,
+    SHARED_FOLDER,
+    Finding,
+    Verdict,
+    fail,
+    finding,
+)
 
 _NO_FILE = ("No such file or directory", "did not appear within")
 _NO_LOG = "could not connect IO"  # what srun says of a task whose log its node cannot open
@@ -24,11 +31,11 @@ def examine_end(host: str, runs: str, reason: str, log: str, look: str) -> Findi
 
 def _unshared(runs: str, lines: Sequence[str]) -> Verdict | None:
     """What is wrong where a node seems not to see the folder of the runs; else None."""
-    needed, fix = "a folder that all nodes share", "export HPCDDP_RUNS_DIR=/SHARED/FOLDER/runs"
     for line in lines:
         if runs in line and any(words in line for words in _NO_FILE):
-            return fail(f"a node does not see {runs}: {line[:_LONGEST]}", needed, fix)
+            return fail(f"a node does not see {runs}: {line[:_LONGEST]}", SHARED_FOLDER, SHARE_RUNS)
         if _NO_LOG in line:
             said = f"a node cannot open its log in {runs}, or cannot reach srun: {line[:_LONGEST]}"
-            return fail(said, needed, f"{fix}; if it is shared, look for a firewall between nodes")
+            fix = f"{SHARE_RUNS}; if it is shared, look for a firewall between nodes"
+            return fail(said, SHARED_FOLDER, fix)
     return None

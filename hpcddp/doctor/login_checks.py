@@ -2,11 +2,23 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from hpcddp.doctor.findings import Facts, Finding, Verdict, fail, finding, not_testable, ok, warn
+from hpcddp.doctor.findings import (
+    RUNS_SHARED,
+    SHARE_RUNS,
+    SHARED_FOLDER,
+    Facts,
+    Finding,
+    Verdict,
+    fail,
+    finding,
+    not_testable,
+    ok,
+    warn,
+)
 from hpcddp.doctor.units import bytes_text
 
-RUNS_SHARED, PYTHON_SHARED = "run directory shared", "python shared"
-_OLDEST_PYTHON, _OLDEST_TORCH = (3, 10), (2, 5)
+_OLDEST_TORCH = "2.5"  # as setup.cfg asks for; python is new enough, or nothing would run
+_NOT_NEEDED = "not needed: jobs run on this machine"
 _GIB = 1 << 30
 _LITTLE_SPACE, _NO_SPACE = 20 * _GIB, _GIB
 _FEW_INODES, _NO_INODES = 100_000, 1_000
@@ -14,23 +26,17 @@ _QUOTA_NEARLY_FULL = 0.9
 _OTHERS_WRITE, _OWNER_ALL = 0o002, 0o700
 
 
-def python(facts: Facts) -> Verdict:
-    version = facts["python"]
-    if _numbers(version) < _OLDEST_PYTHON:
-        return fail(version, "3.10 or newer", "python3.11 -m venv .venv && pip install -e .")
-    return ok(f"{version}, {facts['executable']}")
-
-
 def torch(facts: Facts) -> Verdict:
     version, beside = (facts["packages"].get(name) for name in ("torch", "torchvision"))
-    install = f"{facts['executable']} -m pip install"
-    if version is None:
-        return fail("not installed", "torch 2.5 or newer", f"{install} -e .")
-    if _numbers(version) < _OLDEST_TORCH:
-        return fail(version, "2.5 or newer", f"{install} 'torch>=2.5'")
-    if beside is None:
-        return fail(f"{version}, no torchvision", "both", f"{install} -e .")
-    return ok(f"{version}, torchvision {beside}")
+    needed = f"torch {_OLDEST_TORCH} or newer, and torchvision"
+    fix = f"{facts['executable']} -m pip install 'torch>={_OLDEST_TORCH}' torchvision"
+    where = f"python {facts['python']}, {facts['executable']}"
+    if version is None or beside is None:
+        missing = "torch" if version is None else "torchvision"
+        return fail(f"no {missing} in {where}", needed, fix)
+    if _numbers(version) < _numbers(_OLDEST_TORCH):
+        return fail(f"{version} in {where}", needed, fix)
+    return ok(f"{version}, torchvision {beside} in {where}")
 
 
 def slurm(facts: Facts) -> Verdict:
@@ -66,26 +72,27 @@ def profile(facts: Facts) -> Verdict:
 
 
 def runs_shared(facts: Facts) -> Verdict:
-    return _shared(facts["mounts"].get("runs"), facts, "export HPCDDP_RUNS_DIR=/SHARED/FOLDER/runs")
+    return _shared(facts["mounts"].get("runs"), facts, SHARE_RUNS, "--nodes 2 proves it")
 
 
 def python_shared(facts: Facts) -> Verdict:
-    return _shared(facts["mounts"].get("python"), facts, "python3 -m venv /SHARED/FOLDER/.venv")
+    fix = "python3 -m venv /SHARED/FOLDER/.venv"
+    return _shared(facts["mounts"].get("python"), facts, fix, "--nodes 2 compares versions")
 
 
-def _shared(mount: Facts | None, facts: Facts, fix: str) -> Verdict:
+def _shared(mount: Facts | None, facts: Facts, fix: str, proof: str) -> Verdict:
+    """`proof` is what a job adds to what the kind of file system tells."""
     if facts["profile"].get("launcher") == "local":
-        return not_testable("not needed: jobs run on this machine")
+        return not_testable(_NOT_NEEDED)
     if mount is None or mount["reach"] == "unknown":
         kind = mount["kind"] if mount else "no such mount"
-        return not_testable(f"kind of file system unknown ({kind}); --nodes 2 proves it")
+        return not_testable(f"kind of file system unknown ({kind}); {proof}")
     where = f"{mount['path']} on {mount['kind']} ({mount['source']})"
     if mount["reach"] == "shared":
         return ok(where)
-    needed = "a file system that all nodes share"
     if mount["reach"] == "memory":
-        return fail(where, needed, fix)
-    return warn(where, needed, f"{fix}; or prove that it is shared: doctor --nodes 2")
+        return fail(where, SHARED_FOLDER, fix)
+    return warn(where, SHARED_FOLDER, f"{fix}; if it is shared, doctor {proof}")
 
 
 def space(facts: Facts) -> Verdict:
@@ -115,15 +122,20 @@ def inodes(facts: Facts) -> Verdict:
 def quota(facts: Facts) -> Verdict:
     if facts["quota"] is None:
         return not_testable("no `quota` or `lfs` command that answers for this file system")
-    used = [(each["used"] / each["limit"], each) for each in facts["quota"] if each["limit"]]
-    if not used:
+    limited = [each for each in facts["quota"] if each["limit"]]
+    if not limited:
         return ok("no limit")
-    share, worst = max(used, key=lambda pair: pair[0])
-    said = f"{share:.0%} of the {worst['what']} used"
-    if share >= _QUOTA_NEARLY_FULL:
-        judge = fail if share >= 1 else warn
-        return judge(said, f"below {_QUOTA_NEARLY_FULL:.0%}", "remove old runs, or ask for more")
+    said = ", ".join(f"{_share(each):.0%} of the {each['what']} used" for each in limited)
+    needed, fix = f"below {_QUOTA_NEARLY_FULL:.0%}", "remove old runs, or ask for more"
+    if any(each["used"] >= each["hard_limit"] for each in limited):
+        return fail(said, needed, fix)
+    if any(each["is_marked"] or _share(each) >= _QUOTA_NEARLY_FULL for each in limited):
+        return warn(said, needed, fix)
     return ok(said)
+
+
+def _share(quota: Facts) -> float:
+    return quota["used"] / quota["limit"]
 
 
 def umask(facts: Facts) -> Verdict:
@@ -163,12 +175,11 @@ def caches(facts: Facts) -> Verdict:
 
 
 LOGIN_CHECKS: dict[str, Callable[[Facts], Verdict]] = {
-    "python": python,
     "torch": torch,
     "slurm": slurm,
     "profile": profile,
     RUNS_SHARED: runs_shared,
-    PYTHON_SHARED: python_shared,
+    "python shared": python_shared,
     "free space": space,
     "free inodes": inodes,
     "quota": quota,
@@ -186,11 +197,13 @@ def examine_login(facts: Facts) -> Iterator[Finding]:
 
 
 def settle_by_job(login: Sequence[Finding], job: Sequence[Finding]) -> list[Finding]:
-    """The findings of the login node, where the job has proven what the login node only guesses."""
+    """The findings of the login node, where the job has proven what the login node only guesses:
+    that its nodes share the run directory. Where jobs run on this machine nothing was guessed.
+    """
     seen = {each.status for each in job if each.name == RUNS_SHARED}
     return [
         finding(each.name, each.host, ok(f"{each.found}: the nodes of the job share it"))
-        if seen == {"ok"} and each.name in (RUNS_SHARED, PYTHON_SHARED)
+        if seen == {"ok"} and each.name == RUNS_SHARED and each.found != _NOT_NEEDED
         else each
         for each in login
     ]

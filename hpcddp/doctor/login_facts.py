@@ -46,7 +46,7 @@ def read_login_facts(
         "profile": told,
         "mounts": {"runs": _mount(runs), "python": _mount(Path(sys.prefix))},
         "space": _space(there),
-        "quota": read_quota(mount_of(there), getpass.getuser(), ask),
+        "quota": read_quota(mount_of(there), getpass.getuser()),
         "umask": _umask(),
         "secrets": _secrets(environ),
         "variables": variable_warnings(environ, accepted=_accepted(profile)),

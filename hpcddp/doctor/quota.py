@@ -1,5 +1,6 @@
 """How much of a quota is used, from what `lfs quota` and `quota` print. Knows no check."""
 
+import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -7,15 +8,24 @@ from hpcddp.cluster.filesystems import Mount
 
 _FIELDS = 4  # used, soft limit, hard limit, grace: of blocks, then of files
 _KIB = 1024
+_TIMEOUT_S = 30
+
+
+def printed(words: Sequence[str]) -> str:
+    """What a command prints, whatever its exit code: `quota` fails for who is over a limit."""
+    try:
+        done = subprocess.run(
+            words, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout
 
 
 def read_quota(
-    mount: Mount | None, user: str, ask: Callable[[Sequence[str]], str]
+    mount: Mount | None, user: str, ask: Callable[[Sequence[str]], str] = printed
 ) -> list[dict[str, Any]] | None:
-    """What is used of each limit on this file system; None where no command says.
-
-    `ask` gives what a command prints, empty where it fails or is missing.
-    """
+    """What is used of each limit on this file system; None where no command says."""
     if mount is None:
         return None
     if mount.kind == "lustre":
@@ -33,16 +43,24 @@ def parse_quota(text: str, point: str) -> list[dict[str, Any]] | None:
     words = text.split()
     if point not in words:
         return None
-    numbers = [word.rstrip("*") for word in words[words.index(point) + 1 :]]
-    return list(_limits(numbers)) if len(numbers) >= 2 * _FIELDS - 1 else None
+    told = words[words.index(point) + 1 :]
+    return list(_limits(told)) if len(told) >= 2 * _FIELDS - 1 else None
 
 
-def _limits(numbers: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _limits(words: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """A soft limit counts where there is one: above it, writing ends after some days."""
     for what, at, unit in (("space", 0, _KIB), ("files", _FIELDS, 1)):
-        used, soft, hard = (_number(word) for word in numbers[at : at + 3])
+        used, soft, hard = (_number(word) for word in words[at : at + 3])
         if used is not None:
-            yield {"what": what, "used": used * unit, "limit": (hard or soft or 0) * unit}
+            yield {
+                "what": what,
+                "used": used * unit,
+                "limit": (soft or hard or 0) * unit,
+                "hard_limit": (hard or soft or 0) * unit,
+                "is_marked": words[at].endswith("*"),
+            }
 
 
 def _number(word: str) -> int | None:
+    word = word.rstrip("*")
     return int(word) if word.isdigit() else None

@@ -3,14 +3,18 @@
 import re
 from collections.abc import Sequence
 
+from hpcddp.cluster.hostlist import compress_hostlist
 from hpcddp.doctor.findings import SEVERITY, Finding
 
 _INDENT = "    "
+_MOST_NAMED = 2  # beside the finding
 _NUMBER = re.compile(r"\d+(\.\d+)?( [mu]?s\b)?")
 
 
 def report_lines(findings: Sequence[Finding]) -> list[str]:
-    """One line per finding, equal ones of several hosts together; below it what to do."""
+    """One line per finding, equal ones of several hosts together; below a bad one the hosts, if
+    they are many, and what to do.
+    """
     rows = [(each, hosts) for each, hosts in _grouped(findings)]
     names = max((len(each.name) for each, _ in rows), default=0)
     places = max((len(_place(hosts)) for _, hosts in rows), default=0)
@@ -18,6 +22,8 @@ def report_lines(findings: Sequence[Finding]) -> list[str]:
     for each, hosts in rows:
         start = f"{each.status:12}  {each.name:{names}}  {_place(hosts):{places}}"
         lines.append(f"{start}  {each.found}".rstrip())
+        if each.needed and len(hosts) > _MOST_NAMED:
+            lines.append(f"{_INDENT}hosts: {compress_hostlist(hosts)}")
         if each.needed:
             lines.append(f"{_INDENT}needed: {each.needed}")
         if each.fix:
@@ -47,6 +53,6 @@ def _grouped(findings: Sequence[Finding]) -> list[tuple[Finding, list[str]]]:
 
 
 def _place(hosts: Sequence[str]) -> str:
-    if len(hosts) > 2:
+    if len(hosts) > _MOST_NAMED:
         return f"{len(hosts)} hosts"
     return ", ".join(hosts) or "job"

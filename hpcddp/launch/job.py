@@ -26,7 +26,7 @@ from hpcddp.run_dir import RunDir
 from hpcddp.stop_flag import STOP_SIGNALS, StopFlag
 
 SETTLED_VARIABLE = "HPCDDP_SETTLED_BY"  # the process that has said all this before it became us
-_NOT_THE_USERS_FAULT = ("rendezvous", "checkpoint_not_written", "wrong_sum")
+_NOT_THE_USERS_FAULT = ("rendezvous", "checkpoint_not_written", "wrong_sum", "group_failed")
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # and an ignored signal stays so over exec
 
 _log = logging.getLogger("hpcddp")

@@ -58,7 +58,7 @@ def render_script(config: RunConfig, profile: ClusterProfile, place: Place) -> s
         check_text(str(path), "path")
     resources, processes = config.resources, processes_per_node(config, profile)
     directives = sbatch_options(resources, profile, place, processes)
-    check_options(_per_process(directives, profile, processes))
+    check_options(_per_gpu(directives, resources, profile, processes))
     if profile.launcher == "slurm":
         check_forbidden(profile, directives, srun_options(resources, profile, processes, place))
     return load_template("job.sbatch.j2").render(
@@ -80,7 +80,7 @@ def option_warnings(config: RunConfig, profile: ClusterProfile, place: Place) ->
     """What Slurm would accept in silence and a user would regret."""
     processes = processes_per_node(config, profile)
     options = sbatch_options(config.resources, profile, place, processes)
-    said = check_options(_per_process(options, profile, processes))
+    said = check_options(_per_gpu(options, config.resources, profile, processes))
     unset = [
         f"{name}={setting.value} is not set: it needs --{setting.needs}, which is not asked for."
         for name, setting in profile.env.items()
@@ -89,12 +89,14 @@ def option_warnings(config: RunConfig, profile: ClusterProfile, place: Place) ->
     return (*said, *limit_warnings(config.resources, profile, processes), *unset)
 
 
-def _per_process(
-    options: Mapping[str, Any], profile: ClusterProfile, processes: int
+def _per_gpu(
+    options: Mapping[str, Any], resources: Resources, profile: ClusterProfile, processes: int
 ) -> dict[str, Any]:
-    """The options as if there were a task per process, where torchrun has one per node."""
-    by_node = {"ntasks-per-node": processes} if profile.launch == "torchrun" else {}
-    return {**options, **by_node}
+    """The options as if each GPU had its task, where torchrun or one process has several."""
+    driven = gpus_per_process(resources, processes)
+    if profile.launch != "torchrun" and driven == 1:
+        return dict(options)
+    return {**options, "ntasks-per-node": processes * driven}
 
 
 def sbatch_options(

@@ -6,14 +6,17 @@ left out.
 
 import contextlib
 import dataclasses
+import math
 import time
 from dataclasses import dataclass, field
 
 import psutil
 import torch
 
+from hpcddp.config.batch import plan_batches
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.config.schema import RunConfig
+from hpcddp.data.workers import PREFETCHED_PER_WORKER
 from hpcddp.measure.blocks import Block
 from hpcddp.run_dir import RunDir
 from hpcddp.stop_flag import StopFlag
@@ -104,6 +107,18 @@ def build_bench(
     session = build_session(task, device, ranks, vote, Found(None), run_dir)
     assert isinstance(session.timer, StepTimer), "cells.measured() sets train.time_steps"
     return Bench(session, session.timer, _devices(config, device))
+
+
+def unsettled_steps(config: RunConfig, world_size: int) -> int:
+    """How many steps after a pause say little of a longer run, and are to be discarded.
+
+    The loader went on in the pause: what it has put by hides for a while how long it takes.
+    """
+    train = config.train
+    plan = plan_batches(
+        global_batch=train.global_batch, micro_batch=train.micro_batch, world_size=world_size
+    )
+    return 1 + math.ceil(PREFETCHED_PER_WORKER * config.data.workers / plan.accumulation_steps)
 
 
 def _devices(config: RunConfig, device: torch.device) -> tuple[torch.device, ...]:

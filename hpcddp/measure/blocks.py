@@ -27,6 +27,7 @@ class Block:
 class CellRecord:
     """All that was measured of one cell: its visits in order, each with a block per process."""
 
+    warm_up_steps: int = 0  # before the first visit
     visits: list[Sequence[Block]] = field(default_factory=list)
     without_sync: list[Sequence[Block]] = field(default_factory=list)
     utilisation: list[Sequence[float]] = field(default_factory=list)  # per GPU, 0 to 1
@@ -46,6 +47,12 @@ class CellRecord:
         """The visit that is nearest to the median of all steps."""
         middle = median(self.step_s)
         return min(self.visits, key=lambda visit: abs(median(slowest(visit)) - middle))
+
+    @property
+    def discarded(self) -> int:
+        """Steps that were taken and count nowhere."""
+        visits = (*self.visits, *self.without_sync)
+        return self.warm_up_steps + sum(visit[0].discarded for visit in visits)
 
     @property
     def blocks(self) -> list[Block]:

@@ -56,6 +56,13 @@ class Wanted:
         pairs = itertools.product(self.devices, self.modes)
         return tuple(Cell(mode, n) for n, mode in pairs if mode != "single" or n == 1)
 
+    @property
+    def left_out(self) -> list[str]:
+        """What is asked for and is no cell."""
+        if "single" not in self.modes or 1 in self.devices:
+            return []
+        return ["single: it trains on one device, and 1 is not among --devices"]
+
 
 def parse_modes(text: str) -> tuple[str, ...]:
     """`single,dp,ddp` in the order of MODES. Raises ConfigError for a word that is none."""
@@ -84,9 +91,10 @@ def all_devices(most: int) -> tuple[int, ...]:
 def parse_sweep(words: Sequence[str], config: RunConfig) -> tuple[Setting, ...]:
     """`ddp.key=1,2,3` as one setting per value; several words as all their combinations.
 
+    The same value twice is two settings: what differs between them is noise.
     Raises ConfigError for a key outside `ddp.` and for a value that its key cannot have.
     """
-    axes = []
+    axes: dict[str, list[str]] = {}
     for word in words:
         key, equals, text = word.partition("=")
         if not key.startswith(SWEPT) or not equals:
@@ -94,8 +102,10 @@ def parse_sweep(words: Sequence[str], config: RunConfig) -> tuple[Setting, ...]:
                 f"--sweep {word}: a sweep varies options of DistributedDataParallel only, for "
                 "example ddp.bucket_cap_mib=1,10,25,50,100."
             )
-        axes.append([f"{key}={value.strip()}" for value in text.split(",")])
-    return tuple(_setting(combination, config) for combination in itertools.product(*axes))
+        if key in axes:
+            raise ConfigError(f"--sweep {word}: give all values of {key} in one --sweep.")
+        axes[key] = [f"{key}={value.strip()}" for value in text.split(",")]
+    return tuple(_setting(combination, config) for combination in itertools.product(*axes.values()))
 
 
 def check_swept(words: Sequence[str], config: RunConfig, world_size: int) -> tuple[Setting, ...]:
@@ -156,9 +166,11 @@ def config_of(cell: Cell, wanted: Wanted, config: RunConfig) -> RunConfig:
         global_batch = per_device * cell.devices
     else:
         global_batch = train.global_batch
-    micro_batch = train.micro_batch  # per device; dp's only process feeds several
-    if micro_batch is not None and cell.mode == "dp":
-        micro_batch *= cell.devices
+    # Both are meant per device; dp's only process feeds several.
+    micro_batch, workers = train.micro_batch, config.data.workers
+    if cell.mode == "dp":
+        micro_batch = None if micro_batch is None else micro_batch * cell.devices
+        workers *= cell.devices
     plan_batches(global_batch=global_batch, micro_batch=micro_batch, world_size=cell.processes)
     trained = dataclasses.replace(
         train,
@@ -167,7 +179,8 @@ def config_of(cell: Cell, wanted: Wanted, config: RunConfig) -> RunConfig:
         global_batch=global_batch,
         micro_batch=micro_batch,
     )
-    return measured(dataclasses.replace(config, train=trained))
+    data = dataclasses.replace(config.data, workers=workers)
+    return measured(dataclasses.replace(config, train=trained, data=data))
 
 
 def config_of_setting(setting: Setting, config: RunConfig) -> RunConfig:

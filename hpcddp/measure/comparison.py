@@ -25,14 +25,14 @@ _KEPT_DIGITS = 6
 def row_of(cell: Cell, record: CellRecord, global_batch: int) -> Row:
     """What was measured of one cell; `with_speedups` adds what needs the others."""
     spread, blocks = spread_of(record.step_s), record.blocks
-    memory = _highest([block.memory_bytes for block in _latest(record)])
+    memory = _highest(record)
     return {
         "mode": cell.mode,
         "devices": cell.devices,
         "setting": dict(cell.setting),
         "global_batch": global_batch,
         "n": spread.n,
-        "discarded": sum(visit[0].discarded for visit in record.visits),
+        "discarded": record.discarded,
         "step_s_median": spread.median,
         "step_s_p95": spread.p95,
         "step_s_iqr": spread.iqr,
@@ -82,10 +82,12 @@ def _without_sync(record: CellRecord) -> float | None:
     return 1 - ratio_of(record.round_s, alone.round_s).value
 
 
-def _highest(per_process: Sequence[Sequence[int] | None]) -> list[int] | None:
-    """The devices of all processes in order."""
-    known = [own for own in per_process if own is not None]
-    return [peak for own in known for peak in own] or None
+def _highest(record: CellRecord) -> list[int] | None:
+    """The peak of each device over all visits; the devices of all processes in order."""
+    visits = [
+        [peak for block in visit for peak in block.memory_bytes or ()] for visit in record.visits
+    ]
+    return [max(device) for device in zip(*visits, strict=True)] or None
 
 
 def _cpu_s(record: CellRecord) -> list[float]:
@@ -108,19 +110,31 @@ def _utilisation(record: CellRecord) -> list[float] | None:
 
 
 def with_speedups(rows: Sequence[Row], base: Row, *, is_weak: bool) -> list[Row]:
-    """The rows with speed-up, efficiency and Karp-Flatt's fraction, all relative to `base`."""
-    return [row | _relative(row, base, is_weak=is_weak) for row in rows]
+    """The rows with speed-up and efficiency relative to `base`, and with Karp-Flatt's fraction."""
+    fractions = [None if is_weak or row["setting"] else _karp_flatt(row, rows) for row in rows]
+    return [
+        row | _relative(row, base) | {"karp_flatt": fraction}
+        for row, fraction in zip(rows, fractions, strict=True)
+    ]
 
 
-def _relative(row: Row, base: Row, *, is_weak: bool) -> Row:
-    n = row["devices"] / base["devices"]
+def _relative(row: Row, base: Row) -> Row:
     speedup = row["images_per_s"] / base["images_per_s"]
-    return {
-        "speedup": speedup,
-        "efficiency": None if row["setting"] else efficiency(speedup, n),
-        # Its formula holds for a problem of one size.
-        "karp_flatt": None if is_weak or row["setting"] else karp_flatt(speedup, n),
-    }
+    n = row["devices"] / base["devices"]
+    return {"speedup": speedup, "efficiency": None if row["setting"] else efficiency(speedup, n)}
+
+
+def _karp_flatt(row: Row, rows: Sequence[Row]) -> float | None:
+    speedup = _own_speedup(row, rows)
+    return None if speedup is None else karp_flatt(speedup, row["devices"])
+
+
+def _own_speedup(row: Row, rows: Sequence[Row]) -> float | None:
+    """Against the same mode on one device: what serial fractions are about. None without such."""
+    for one in rows:
+        if (one["mode"], one["devices"], one["setting"]) == (row["mode"], 1, {}):
+            return row["images_per_s"] / one["images_per_s"]
+    return None
 
 
 def base_of(rows: Sequence[Row], configured: Mapping[str, Any]) -> Row:
@@ -134,13 +148,17 @@ def base_of(rows: Sequence[Row], configured: Mapping[str, Any]) -> Row:
     return min(rows, key=lambda row: (row["devices"], MODES.index(row["mode"])))
 
 
-def serial_fractions(rows: Sequence[Row], base: Row, *, is_weak: bool) -> dict[str, Row]:
-    """Per mode Amdahl's serial fraction of its speed-ups, or Gustafson's for weak scaling."""
+def serial_fractions(rows: Sequence[Row], *, is_weak: bool) -> dict[str, Row]:
+    """Per mode Amdahl's serial fraction, or Gustafson's for weak scaling.
+
+    None of a mode that was not measured on one device: no formula knows what to compare it with.
+    """
     fitted: dict[str, Row] = {}
     for mode in MODES:
         own = [row for row in rows if row["mode"] == mode and not row["setting"]]
-        points = {row["devices"] / base["devices"]: row["speedup"] for row in own}
-        serial = (gustafson if is_weak else amdahl)(points)
+        points = {row["devices"]: _own_speedup(row, rows) for row in own}
+        known = {n: speedup for n, speedup in points.items() if speedup is not None}
+        serial = (gustafson if is_weak else amdahl)(known)
         if serial is not None:
             fitted[mode] = _serial(serial)
     return fitted

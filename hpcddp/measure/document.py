@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import hpcddp
+from hpcddp.config.layout import ProcessLayout
 from hpcddp.config.schema import RunConfig
 from hpcddp.measure.cells import Cell
 from hpcddp.measure.comparison import Row, rounded
@@ -35,18 +36,25 @@ def compare_document(
     fitted: Mapping[str, Any],
     missing: Sequence[str],
     cpus: int,
-    hosts: Sequence[str] | None = None,
+    layout: ProcessLayout | None = None,
 ) -> dict[str, Any]:
-    """All that is known about a comparison, with what it was measured on."""
+    """All that is known about a comparison, with what it was measured on.
+
+    `layout` is that of a job whose processes all take part, whatever the row.
+    """
     swept = any(row["setting"] for row in rows)
     document = {
         "title": "settings of DistributedDataParallel" if swept else "DataParallel against DDP",
-        "machine": _machine(backend, cpus, hosts or [socket.gethostname()]),
+        "machine": _machine(
+            backend, cpus, [socket.gethostname()] if layout is None else layout.hosts
+        ),
         "date": time.strftime("%Y-%m-%d %H:%M"),
         "versions": {"hpcddp": hpcddp.__version__, "torch": str(torch.__version__)},
         "model": config.train.model,
         "data": f"{config.data.name}, {config.data.image_size} x {config.data.image_size}",
         "precision": config.train.precision,
+        "world_size": None if layout is None else layout.world_size,
+        "processes_per_node": None if layout is None else layout.local_world_size,
         "global_batch": max(row["global_batch"] for row in rows),
         "strong": is_strong,
         "backend": backend,

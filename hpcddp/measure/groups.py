@@ -15,19 +15,44 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from hpcddp.cluster.devices import DEVICE_VARIABLE, VISIBILITY_VARIABLES
 from hpcddp.cluster.layout import process_environment
+from hpcddp.cluster.ports import PORT_VARIABLE
+from hpcddp.cluster.scrub import inherited_names
 from hpcddp.config.schema import RunConfig
+from hpcddp.errors import HpcddpError
 from hpcddp.measure.blocks import Block
 from hpcddp.measure.cells import Cell
-from hpcddp.measure.worker import READY, WorkerTask, work
+from hpcddp.measure.worker import Trouble, WorkerTask, work
 
 _END_S = 5.0
 _LOG_LINES = 15
+_MORE_VISIBILITY = ("NVIDIA_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "GPU_DEVICE_ORDINAL")
 _CONTEXT = multiprocessing.get_context("forkserver")
 
 
-class GroupFailed(Exception):
-    """A measuring process failed, ended or does not answer; the message has the end of its log."""
+class GroupFailed(HpcddpError):
+    """A measuring process failed, ended or does not answer.
+
+    What it could explain is the message, with its code; else the message has the end of its log.
+    """
+
+
+def member_environment(
+    environ: Mapping[str, str], group: str, processes: int, global_rank: int
+) -> dict[str, str]:
+    """The environment of one process of a group: `environ` without the place of its parent.
+
+    Those of torchrun or Slurm would make each process the only one of its group. The devices stay.
+    """
+    own = {*VISIBILITY_VARIABLES, *_MORE_VISIBILITY, DEVICE_VARIABLE}
+    hidden = {*inherited_names(environ)} - own | {PORT_VARIABLE}
+    kept = {name: value for name, value in environ.items() if name not in hidden}
+    # A name of its own gives each group ports of its own.
+    named = {**kept, "HPCDDP_JOB_ID": f"{os.getpid()}-{group}"}
+    return process_environment(
+        named, nodes=1, processes_per_node=processes, global_rank=global_rank
+    )
 
 
 class Group:
@@ -42,7 +67,7 @@ class Group:
         environ: Mapping[str, str],
     ) -> None:
         """Start them; `cpus` are those of each process, `folder` is new and theirs alone."""
-        self.cell = cell
+        self.cell, self.config = cell, config
         self._folder = folder
         self._timeout_s = float(config.train.hang_timeout_s) or float("inf")
         self._start_s = config.train.rendezvous_timeout_s + self._timeout_s
@@ -51,15 +76,10 @@ class Group:
         folder.mkdir()
         _CONTEXT.set_forkserver_preload(["hpcddp.measure.bench"])
         for global_rank, own in enumerate(cpus):
-            # A name of its own gives each group ports of its own.
-            named = {**environ, "HPCDDP_JOB_ID": f"{os.getpid()}-{folder.name}"}
-            place = process_environment(
-                named, nodes=1, processes_per_node=cell.processes, global_rank=global_rank
-            )
+            place = member_environment(environ, folder.name, cell.processes, global_rank)
             threads = max(1, len(own) * cell.processes // cell.devices)
-            self._start(
-                WorkerTask(config, place, own, threads, self._folder, self._log(global_rank))
-            )
+            log = self._log(global_rank)
+            self._start(WorkerTask(config, place, cell.processes, own, threads, folder, log))
 
     def _start(self, task: WorkerTask) -> None:
         ours, theirs = _CONTEXT.Pipe()
@@ -83,7 +103,7 @@ class Group:
                 pipe.send({"steps": steps, "discard": discard, "sync": sync})
             except OSError:
                 raise self._failure(global_rank, "has ended") from None
-        return self._answers(self._timeout_s)
+        return self._answers(self._timeout_s * (discard + steps))
 
     def _answers(self, timeout_s: float) -> list[Any]:
         """One answer of every process, whoever answers first."""
@@ -105,8 +125,10 @@ class Group:
             answer = pipe.recv()
         except (EOFError, OSError):
             raise self._failure(global_rank, "has ended") from None
-        if isinstance(answer, str) and answer != READY:
-            raise self._failure(global_rank, f"failed: {answer}")
+        if isinstance(answer, Trouble):
+            if answer.code is not None:
+                raise GroupFailed(f"{self.cell.name}: {answer.words}", answer.code)
+            raise self._failure(global_rank, f"failed: {answer.words}")
         return answer
 
     def _failure(self, global_rank: int, what: str) -> GroupFailed:
@@ -115,7 +137,7 @@ class Group:
             lines = log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
         end = "\n".join(["", "--- the end of its log", *lines, "---"]) if lines else ""
         place = f"process {global_rank} of {len(self._pipes)}"
-        return GroupFailed(f"{self.cell.name}: {place} {what}.{end}")
+        return GroupFailed(f"{self.cell.name}: {place} {what}.{end}", "group_failed")
 
     def close(self) -> None:
         """End the processes; those that do not end by themselves are killed."""

@@ -19,7 +19,12 @@ from hpcddp.doctor.counters import read_counters
 from hpcddp.doctor.findings import as_document
 from hpcddp.doctor.gpu_facts import with_own_gpus
 from hpcddp.doctor.host_checks import examine_hosts
-from hpcddp.doctor.host_facts import read_host_facts, resolve_all
+from hpcddp.doctor.host_facts import (
+    read_node_facts,
+    read_process_facts,
+    resolve_all,
+    with_node_facts,
+)
 from hpcddp.doctor.job_checks import examine_job
 from hpcddp.errors import HpcddpError
 from hpcddp.measure.allreduce_report import allreduce_document
@@ -47,15 +52,16 @@ def examine(
 
     `folder` is where runs lie. Raises HpcddpError `rendezvous` where the processes do not meet.
     """
-    data_root = Path(config.data.root) if config.data.root else None
     timeout_s = min(_RENDEZVOUS_TIMEOUT_S, config.train.rendezvous_timeout_s)
     _log.info("Looking at this node")
-    facts = read_host_facts(layout, environ, data_root)  # before this process opens a GPU
+    node = _node_facts(layout, environ, config)  # before this process opens a GPU
+    facts = read_process_facts(layout, environ)
     device = choose_device(config.train.device, layout)
     ranks = open_ranks(layout, device, timeout_s)
     links = Links(layout.global_rank, layout.world_size)
-    processes = with_own_gpus(links.gather(facts | _torch_facts(device, facts)))
-    processes = _with_names(links, processes, layout)
+    processes = links.gather(facts | _torch_facts(device, facts))
+    processes = with_own_gpus(with_node_facts(processes, links.gather(node)))
+    processes = _with_names(links, processes, layout, environ)
     leaders = _leaders(processes)
     _log.info("All have met; processes: %d, nodes: %d", len(processes), len(leaders))
     alone = len(leaders) == 1
@@ -74,15 +80,29 @@ def examine(
     return as_document(findings, allreduce=allreduce, pairs=measured["pairs"])
 
 
+def _node_facts(
+    layout: ProcessLayout, environ: Mapping[str, str], config: RunConfig
+) -> dict[str, Any] | None:
+    """What the first process of each node reads for all of them."""
+    if layout.local_rank != 0:
+        return None
+    data_root = Path(config.data.root) if config.data.root else None
+    uses_gpus = config.train.device != "cpu"
+    return read_node_facts(layout, environ, data_root, uses_gpus=uses_gpus)
+
+
 def _with_names(
-    links: Links, processes: list[dict[str, Any]], layout: ProcessLayout
+    links: Links,
+    processes: list[dict[str, Any]],
+    layout: ProcessLayout,
+    environ: Mapping[str, str],
 ) -> list[dict[str, Any]]:
     """The facts with what each node knows of the names of all. Torchrun does not name its nodes."""
     hosts = layout.hosts
     if layout.launcher != "slurm":
         hosts = tuple(dict.fromkeys(facts["host"] for facts in processes))
     asks = layout.local_rank == 0 and not is_one_host(layout)
-    names = links.gather(resolve_all(hosts) if asks else None)
+    names = links.gather(resolve_all(hosts, environ) if asks else None)
     return [{**facts, "names": known} for facts, known in zip(processes, names, strict=True)]
 
 
@@ -149,7 +169,8 @@ def _all_reduce(
     counted = {
         "adapters": dict(sent.adapters),
         "interfaces": dict(sent.interfaces),
+        "over_infiniband": dict(sent.over_infiniband),
         "payload_bytes": payload,
     }
-    document = allreduce_document(rows, layout, backend_of(device))
-    return {**document, "correct": correct}, counted
+    reduced = allreduce_document(rows, layout, backend_of(device))
+    return {**reduced, "correct": correct}, counted

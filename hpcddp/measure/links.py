@@ -16,12 +16,12 @@ import torch
 import torch.distributed as dist
 
 from hpcddp.doctor.pairs import Pair, doubtful, pair_rounds
+from hpcddp.measure.collectives import BYTES_PER_FLOAT
 
 _PINGS = 10
 _NOT_VISIBLE_S, _POLL_S = 20.0, 0.01
 _WARM_UP_FLOATS, _CPU_FLOATS, _GPU_FLOATS = 1 << 16, 1 << 20, 1 << 24
 _PAIR_S, _MOST_EXCHANGES = 0.5, 8
-_BYTES_PER_FLOAT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def visible_after(
     is_writer = links.global_rank == writer.global_rank
     [token, *_] = links.gather(uuid4().hex)
     path = folder / f".doctor-{token}"
-    path.exists()
+    os.path.exists(path)  # Path.exists raises where the folder is closed to us
     links.wait_for_all()
     error = _write(path, token) if is_writer else ""
     error = links.gather(error)[writer.global_rank]
@@ -126,12 +126,12 @@ def _write(path: Path, token: str) -> str:
 def _wait_for(path: Path, token: str, patience_s: float) -> float | None:
     """Seconds until the file says `token` here; None if it does not within `patience_s`."""
     start = time.monotonic()
-    while (passed := time.monotonic() - start) < patience_s:
+    while time.monotonic() - start < patience_s:
         with suppress(OSError):
             if path.read_text() == token:
                 return time.monotonic() - start
         time.sleep(_POLL_S)
-    return None if passed >= patience_s else passed
+    return None
 
 
 def pair_speeds(
@@ -177,14 +177,14 @@ def _exchange(links: Links, there: int, device: torch.device, *, decides: bool) 
     else:
         count = int(links.receive(there))
     times += [_swap(links, there, payload) for _ in range(count)]
-    return floats * _BYTES_PER_FLOAT / min(times) / 1e9
+    return floats * BYTES_PER_FLOAT / min(times) / 1e9
 
 
 def _swap(links: Links, there: int, payload: torch.Tensor) -> float:
     """Seconds in which both have received what the other sent.
 
-    A sender is content once the kernel has its bytes, so each also tells the other that it has
-    everything.
+    On a CPU a sender is content once the kernel has its bytes, so each also tells the other that it
+    has everything. With NCCL no more than a few MiB of its own buffers are still on the way.
     """
     received = torch.empty_like(payload)
     start = time.perf_counter()
@@ -193,7 +193,7 @@ def _swap(links: Links, there: int, payload: torch.Tensor) -> float:
         work.wait()
     if payload.device.type == "cuda":
         torch.cuda.synchronize(payload.device)
-    if links.global_rank < there:
+    elif links.global_rank < there:
         links.send(1.0, there)
         links.receive(there)
     else:

@@ -17,6 +17,7 @@ import torch
 from hpcddp.cluster.devices import device_wish, visible_devices
 from hpcddp.config.schema import RunConfig
 from hpcddp.errors import HpcddpError
+from hpcddp.measure.bench import unsettled_steps
 from hpcddp.measure.blocks import CellRecord
 from hpcddp.measure.cells import Cell, Wanted, check_wanted, config_of
 from hpcddp.measure.comparison import base_of, row_of, serial_fractions, with_speedups
@@ -75,8 +76,11 @@ def compare_on(
         verdict,
         backend=node.backend,
         is_strong=not wanted.is_weak,
-        fitted=serial_fractions(rows, base, is_weak=wanted.is_weak),
-        missing=not_measured(wanted.cells, cells, rows, has_gpus=bool(node.gpus)),
+        fitted=serial_fractions(rows, is_weak=wanted.is_weak),
+        missing=[
+            *wanted.left_out,
+            *not_measured(wanted.cells, cells, rows, has_gpus=bool(node.gpus)),
+        ],
         cpus=len(node.cpus),
     )
 
@@ -98,7 +102,7 @@ def _measure(
     gpus: GpuUse,
     environ: Mapping[str, str],
 ) -> list[CellRecord]:
-    records = [CellRecord() for _ in cells]
+    records = [CellRecord(_WARM_UP_STEPS) for _ in cells]
     with contextlib.ExitStack() as open_groups:
         folder = Path(open_groups.enter_context(tempfile.TemporaryDirectory(prefix="hpcddp-")))
         groups = []
@@ -126,8 +130,9 @@ def _visit_all(
     """One round; every other one goes backwards, so that a steady drift cancels."""
     pairs = list(zip(groups, records, strict=True))
     for group, record in reversed(pairs) if number % 2 else pairs:
+        unsettled = unsettled_steps(group.config, group.cell.processes)
         with gpus.watch() as use:
-            record.visits.append(group.take(wanted.steps))
+            record.visits.append(group.take(wanted.steps, discard=unsettled))
         record.utilisation.append(use)
         if group.cell.processes > 1:
             # The first without exchange still sends out buffers, and the first of the next round

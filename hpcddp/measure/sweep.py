@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.config.schema import RunConfig, value_at
-from hpcddp.measure.bench import Bench, build_bench
+from hpcddp.measure.bench import Bench, build_bench, unsettled_steps
 from hpcddp.measure.blocks import Block, CellRecord
 from hpcddp.measure.cells import Cell, Setting, config_of_setting
 from hpcddp.measure.comparison import base_of, row_of, with_speedups
@@ -51,7 +51,8 @@ def sweep_here(
             benches[-1].take(_WARM_UP_STEPS, discard=0)
             if layout.is_main:
                 _log.info("%s is ready", Cell("ddp", layout.world_size, setting).name)
-        records = _Gatherer(layout).measure(benches, rounds, steps)
+        unsettled = unsettled_steps(config, layout.world_size)
+        records = _Gatherer(layout).measure(benches, rounds, steps, unsettled)
     ranks.close()
     return _document(config, settings, records, layout, device) if layout.is_main else None
 
@@ -63,12 +64,14 @@ class _Gatherer:
         self._layout = layout
         self._group = dist.new_group(backend="gloo")  # beside the network that is measured
 
-    def measure(self, benches: Sequence[Bench], rounds: int, steps: int) -> list[CellRecord]:
-        records = [CellRecord() for _ in benches]
+    def measure(
+        self, benches: Sequence[Bench], rounds: int, steps: int, unsettled: int
+    ) -> list[CellRecord]:
+        records = [CellRecord(_WARM_UP_STEPS) for _ in benches]
         for number in range(rounds):
             pairs = list(zip(benches, records, strict=True))
             for bench, record in reversed(pairs) if number % 2 else pairs:
-                record.visits.append(self._gather(bench.take(steps)))
+                record.visits.append(self._gather(bench.take(steps, discard=unsettled)))
                 # The first without exchange still sends out buffers, and the first of the next
                 # round does not: neither counts.
                 record.without_sync.append(self._gather(bench.take(steps, sync=False)))
@@ -95,18 +98,19 @@ def _document(
         row_of(cell, record, config.train.global_batch)
         for cell, record in zip(cells, records, strict=True)
     ]
-    base = base_of(rows, {key: value_at(config, key) for key in settings[0]})
+    configured = {key: value_at(config, key) for key in settings[0]}
+    base = base_of(rows, configured)
+    index = [row is base for row in rows].index(True)
     rows = with_speedups(rows, base, is_weak=False)
     backend = backend_of(device)
-    [base] = [row for row in rows if row["setting"] == base["setting"]]
     return compare_document(
         config,
         rows,
-        verdict_of_sweep(rows, base, Circumstances(backend)),
+        verdict_of_sweep(rows, index, Circumstances(backend), is_own=settings[index] == configured),
         backend=backend,
         is_strong=True,
         fitted={},
         missing=not_measured(cells, cells, rows, has_gpus=backend == "nccl"),
         cpus=len(os.sched_getaffinity(0)),
-        hosts=layout.hosts,
+        layout=layout,
     )

@@ -108,19 +108,24 @@ def _many_against_one(most: Row, one: Row, where: Circumstances) -> Verdict:
     return _judged(words, ratio, evidence, (most, one), where, rounds=len(most["round_s_medians"]))
 
 
-def verdict_of_sweep(rows: Sequence[Row], base: Row, where: Circumstances) -> Verdict:
-    """The verdict on settings of ddp: the fastest of the others against the run's own."""
+def verdict_of_sweep(
+    rows: Sequence[Row], index: int, where: Circumstances, *, is_own: bool
+) -> Verdict:
+    """The verdict on settings of ddp: the fastest of the others against the row at `index`, which
+    is the run's own setting or, where that was not measured, the first.
+    """
     evidence = [f"{_setting(row)}: {_time_words(row)}{_totals(row)}" for row in rows]
-    others = [row for row in rows if row is not base]
+    base, others = rows[index], [*rows[:index], *rows[index + 1 :]]
     if not others:
         said = f"Only {_setting(base)} was measured: there is nothing to compare."
         return Verdict(said, "low", tuple(evidence), within_noise=False)
     best = min(others, key=lambda row: row["step_s_median"])
     ratio = ratio_of(best["round_s_medians"], base["round_s_medians"])
+    named = f"{_setting(base)}, {'the one of this run' if is_own else 'the first'},"
     if _is_noise(ratio):
-        words = f"No value is faster than {_setting(base)}, the one of this run, beyond noise."
+        words = f"No value is faster than {named} beyond noise."
     elif ratio.value < 1:
-        words = f"{_setting(base)}, the one of this run, is the fastest."
+        words = f"{named} is the fastest."
     else:
         words = f"{_setting(best)} is {ratio.value:.2f} times as fast as {_setting(base)}."
     evidence += [_ratio_words(f"{_setting(base)} / {_setting(best)}", ratio, base)]

@@ -30,16 +30,25 @@ class WorkerTask:
 
     config: RunConfig
     environ: Mapping[str, str]
+    world_size: int
     cpus: Sequence[int]
     threads: int  # of one device
     run_dir: Path
     log: Path
 
 
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why a process ends; with the code of an error that a sentence explains."""
+
+    words: str
+    code: str | None
+
+
 def work(task: WorkerTask, driver: Connection) -> NoReturn:
     """Say READY, then answer each order with a Block, until nobody is there to give one.
 
-    What goes wrong is sent as text and ends the process.
+    What goes wrong is sent as Trouble and ends the process.
     """
     os.environ.clear()
     os.environ.update(task.environ)
@@ -51,7 +60,8 @@ def work(task: WorkerTask, driver: Connection) -> NoReturn:
     except BaseException as error:
         traceback.print_exc()
         code = EXIT_FAILED
-        driver.send(error.message if isinstance(error, HpcddpError) else repr(error))
+        is_told = isinstance(error, HpcddpError)
+        driver.send(Trouble(error.message, error.code) if is_told else Trouble(repr(error), None))
     sys.stderr.flush()
     os._exit(code)  # the others of the group may be gone: nobody to part from
 
@@ -76,6 +86,12 @@ def _serve(task: WorkerTask, driver: Connection) -> None:
     if train.device != "auto":
         os.environ[DEVICE_VARIABLE] = train.device
     layout = layout_from_environ(os.environ)
+    if layout.world_size != task.world_size:
+        raise HpcddpError(
+            f"This process is one of {task.world_size} and was taken for one of "
+            f"{layout.world_size} ({layout.sources['launcher']} is set). Unset that variable.",
+            "inconsistent",
+        )
     os.environ.update(settle_network(layout, os.environ).variables)
     device = choose_device(train.device, layout)
     if train.deterministic:

@@ -48,6 +48,11 @@ class Ranks(Protocol):
         """Part in good order. Not after an error: it could wait for a process that is gone."""
 
 
+def backend_of(device: torch.device) -> str:
+    """What processes with this device reduce their gradients with."""
+    return "nccl" if device.type == "cuda" else "gloo"
+
+
 def open_ranks(layout: ProcessLayout, device: torch.device, timeout_s: float) -> Ranks:
     """Meet the other processes of the job. Collective.
 

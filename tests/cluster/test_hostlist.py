@@ -10,7 +10,13 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcddp.cluster.hostlist import expand_counts, expand_hostlist, is_address, with_suffix
+from hpcddp.cluster.hostlist import (
+    compress_hostlist,
+    expand_counts,
+    expand_hostlist,
+    is_address,
+    with_suffix,
+)
 from hpcddp.errors import HpcddpError
 
 FOLDER = Path(__file__).parents[1] / "cases"
@@ -119,6 +125,21 @@ def test_two_groups_expand_with_the_last_one_fastest(first, second):
 def test_compressed_counts_expand_to_the_same_counts(counts):
     text = ",".join(f"{count}(x1)" if count % 2 else str(count) for count in counts)
     assert list(expand_counts(text)) == counts
+
+
+NAMES = st.from_regex(r"(gpu-?|n|login|r1n)[0-9]{0,3}", fullmatch=True)
+
+
+@settings(deadline=None)
+@given(st.sets(NAMES, min_size=1, max_size=40))
+def test_the_short_form_of_any_names_means_the_same_names(hosts):
+    expanded = expand_hostlist(compress_hostlist(hosts))
+    assert sorted(expanded) == sorted(hosts)
+
+
+def test_the_short_form_is_short():
+    hosts = [f"gpu-{n:03d}" for n in (*range(1, 100), 104)] + ["n9", "n10", "n11", "login"]
+    assert compress_hostlist(hosts) == "gpu-[001-099,104],n[9-11],login"
 
 
 NEARLY_LISTS = st.text(alphabet="an0159[]-,.() x\n", max_size=40)

@@ -283,3 +283,25 @@ def test_however_a_process_ends_its_workers_end_too(tmp_path, ending, code):
     children = [int(pid) for pid in ended.stdout.split()]
     assert len(children) >= 5
     wait_for(lambda: not any(map(psutil.pid_exists, children)))
+
+
+def test_a_process_that_leaves_without_clean_up_can_still_leave_no_files(tmp_path):
+    program, temporary = tmp_path / "program.py", tmp_path / "tmp"
+    temporary.mkdir()
+    ending = """from hpcddp.data.workers import remove_folders
+        assert len(os.listdir(os.environ["TMPDIR"])) == 1
+        remove_folders()
+        next(batches)  # the workers that there are go on
+        os._exit(75)"""
+    program.write_text(
+        textwrap.dedent(PROGRAM.format(tests=str(Path(__file__).parent), ending=ending))
+    )
+    ended = subprocess.run(
+        [sys.executable, program],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == 75, ended.stderr
+    assert [*temporary.iterdir()] == []

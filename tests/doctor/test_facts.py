@@ -14,7 +14,14 @@ from hpcddp.config.layout import ProcessLayout
 from hpcddp.config.yaml_text import load_yaml_mapping
 from hpcddp.doctor.counters import Counters, read_counters
 from hpcddp.doctor.gpu_facts import read_gpus, with_own_gpus
-from hpcddp.doctor.host_facts import host_name, interface_facts, read_data, resolve_all
+from hpcddp.doctor.host_facts import (
+    host_name,
+    interface_facts,
+    read_data,
+    read_node_facts,
+    resolve_all,
+    with_node_facts,
+)
 from hpcddp.doctor.login_facts import read_login_facts
 from hpcddp.doctor.quota import parse_quota, read_quota
 
@@ -35,6 +42,21 @@ def test_a_folder_that_does_not_exist_yet_is_on_the_file_system_of_the_one_above
     mounts = tmp_path / "mountinfo"
     mounts.write_text(f"1 0 0:1 / / rw - ext4 /dev/a rw\n2 1 0:2 / {tmp_path} rw - nfs4 n:/ rw\n")
     assert mount_of(tmp_path / "a" / "b", mounts).kind == "nfs4"
+
+
+def test_a_folder_that_is_closed_to_us_is_on_the_file_system_of_the_one_above(
+    tmp_path, monkeypatch
+):
+    real = os.stat
+
+    def refuse(path, **more):
+        if str(path).startswith(f"{tmp_path}/closed/"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, **more)
+
+    (tmp_path / "closed").mkdir()
+    monkeypatch.setattr(os, "stat", refuse)
+    assert existing_part(tmp_path / "closed" / "runs") == tmp_path / "closed"
 
 
 def test_a_link_leads_to_the_file_system_it_points_to(tmp_path):
@@ -79,6 +101,17 @@ def test_lustre_is_asked_with_its_own_command():
     assert read_quota(None, "me", pytest.fail) is None
 
 
+def test_who_is_over_a_limit_is_told_although_the_command_fails(tmp_path, monkeypatch):
+    quota = tmp_path / "quota"
+    quota.write_text("#!/bin/sh\necho 'nas:/home /home 95* 80 100 6days 1 0 0 0'\nexit 1\n")
+    quota.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    [space, _] = read_quota(Mount("/home", "nfs4"), "me")
+    assert space["is_marked"]
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert read_quota(Mount("/home", "nfs4"), "me") is None
+
+
 def sysfs(folder, eth0, ib):
     for path, count in (
         ("class/net/eth0/statistics/tx_bytes", eth0),
@@ -93,18 +126,41 @@ def sysfs(folder, eth0, ib):
 def test_counters_of_interfaces_and_adapters_tell_what_was_sent_over_which(tmp_path):
     before = sysfs(tmp_path, eth0=1000, ib=50)
     after = sysfs(tmp_path, eth0=5000, ib=50)
-    assert after.since(before) == Counters({"eth0": 4000}, {"mlx5_0:1": 0})
+    assert after.since(before) == Counters({"eth0": 4000}, {}, {"mlx5_0:1": 0})
     words = sysfs(tmp_path, eth0=5000, ib=60)  # of four bytes
-    assert words.since(after) == Counters({"eth0": 0}, {"mlx5_0:1": 40})
+    assert words.since(after) == Counters({"eth0": 0}, {}, {"mlx5_0:1": 40})
     assert read_counters(tmp_path / "nothing") == Counters()
     assert sysfs(tmp_path, eth0=10, ib=60).since(words).interfaces == {"eth0": 0}  # began anew
 
 
-def test_names_are_asked_until_time_is_up():
-    ticks = iter([0.0, 1.0, 2.0, 11.0])
-    known = {"a": ("10.0.0.1",)}
-    found = resolve_all(["a", "b", "c"], lambda name: known.get(name, ()), lambda: next(ticks))
-    assert found == {"a": ["10.0.0.1"], "b": [], "c": None}
+def test_what_goes_over_ipoib_is_told_apart_and_efa_counts_bytes(tmp_path):
+    for path, text in (
+        ("class/net/ib0/type", "32"),
+        ("class/net/ib0/statistics/tx_bytes", "700"),
+        ("class/net/eth0/type", "1"),
+        ("class/net/eth0/statistics/tx_bytes", "30"),
+        ("class/infiniband/efa_0/ports/1/hw_counters/tx_bytes", "500"),
+    ):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(f"{text}\n")
+    now = read_counters(tmp_path)
+    assert now == Counters({"eth0": 30}, {"ib0": 700}, {"efa_0:1": 500})
+    assert now.since(now).over_infiniband == {"ib0": 0}
+
+
+def test_nodes_are_asked_for_by_the_names_that_training_tries():
+    known = {"a-ib": ("10.1.0.1",), "b": ("10.0.0.2",)}
+    environ = {"HPCDDP_HOST_SUFFIX": "-ib"}
+    found = resolve_all(["a", "b"], environ, lambda name: known.get(name, ()))
+    assert found == {"a": ["10.1.0.1"], "b": ["10.0.0.2"]}
+
+
+def test_a_name_without_an_address_is_asked_for_again():
+    answers = {"a": [("10.0.0.1",)], "b": [(), (), ("10.0.0.2",)]}
+    found = resolve_all(["a", "b"], {}, lambda name: answers[name].pop(0), patience_s=60)
+    assert found == {"a": ["10.0.0.1"], "b": ["10.0.0.2"]}
+    assert resolve_all(["c"], {}, lambda name: (), patience_s=0.01) == {"c": []}
+    assert resolve_all(["a"], {}, lambda name: (), patience_s=0) == {"a": None}
 
 
 def test_the_chosen_interface_is_told_with_a_faster_one():
@@ -114,7 +170,9 @@ def test_the_chosen_interface_is_told_with_a_faster_one():
     facts = interface_facts(host, {"GLOO_SOCKET_IFNAME": "eth0"})
     assert (facts["name"], facts["speed_mbit_per_s"], facts["faster_name"]) == ("eth0", 1000, "ib0")
     assert interface_facts(host, {"GLOO_SOCKET_IFNAME": "ib0"})["faster"] == ""
-    assert interface_facts(host, {}) is None
+    found = interface_facts(host, {})
+    assert found["name"] == ""
+    assert "ib0 (up, 100000 Mbit/s" in found["there"]
 
 
 def test_files_of_the_data_are_opened_and_a_missing_folder_is_told(tmp_path):
@@ -135,10 +193,10 @@ def test_files_of_the_data_are_opened_and_a_missing_folder_is_told(tmp_path):
 class FakeNvml(SimpleNamespace):
     """The calls of pynvml; `broken` ones say that they are not supported."""
 
-    NVML_CLOCK_SM, NVML_TEMPERATURE_GPU = 1, 0
+    NVML_CLOCK_SM, NVML_TEMPERATURE_GPU, NVML_ERROR_NO_PERMISSION = 1, 0, 4
 
     class NVMLError(Exception):
-        pass
+        value = 3
 
     def __getattr__(self, name):
         if name in ("nvmlInit", "nvmlShutdown"):
@@ -162,19 +220,48 @@ class FakeNvml(SimpleNamespace):
 
 def test_gpus_are_described_as_far_as_the_library_answers(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
-    gpus, driver, why = read_gpus()
-    assert (len(gpus), driver, why) == (2, "570.1", "")
+    facts = read_gpus()
+    gpus = facts["gpus"]
+    assert (len(gpus), facts["driver"], facts["no_gpu"]) == (2, "570.1", "")
+    assert facts["lost_gpus"] == []
     assert gpus[0]["slowed_by"] == ["heat (hardware)"]  # 0x01, a GPU at rest, is no trouble
     assert (gpus[0]["name"], gpus[0]["pcie_width"], gpus[0]["max_pcie_width"]) == ("H100", 8, None)
 
 
 def test_without_the_library_or_a_driver_it_says_which_is_missing(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert read_gpus(tmp_path / "nothing") == ([], "", "no GPU")
-    assert "pip install nvidia-ml-py" in read_gpus(tmp_path)[2]
+    assert read_gpus(tmp_path / "nothing")["no_gpu"] == "no GPU"
+    assert "pip install nvidia-ml-py" in read_gpus(tmp_path)["no_gpu"]
     fake = FakeNvml(nvmlInit=FakeNvml()._refuse)
     monkeypatch.setitem(sys.modules, "pynvml", fake)
-    assert read_gpus()[2] == "no GPU (Not Supported)"
+    assert read_gpus()["no_gpu"] == "no GPU (Not Supported)"
+
+
+def test_a_gpu_that_is_lost_is_told_and_one_that_is_closed_is_not(monkeypatch):
+    fake = FakeNvml()
+
+    class Closed(FakeNvml.NVMLError):
+        value = 4
+
+    def handle(number):
+        if number:
+            raise Closed("Insufficient Permissions") if number == 1 else fake.NVMLError("lost")
+        return "handle"
+
+    fake.nvmlDeviceGetCount, fake.nvmlDeviceGetHandleByIndex = lambda: 3, handle
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    facts = read_gpus()
+    assert [gpu["uuid"] for gpu in facts["gpus"]] == ["GPU-1"]
+    assert facts["lost_gpus"] == ["GPU 2: lost"]
+
+
+def test_where_training_uses_the_cpu_nobody_asks_for_gpus(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
+    layout = ProcessLayout(hosts=("n",), launcher="local")
+    facts = read_node_facts(layout, {}, None, uses_gpus=False)
+    assert facts["gpus"] == []
+    assert "train.device=cpu" in facts["no_gpu"]
+    assert len(read_node_facts(layout, {}, None, uses_gpus=True)["gpus"]) == 2
 
 
 def test_of_a_node_that_others_use_too_only_the_jobs_own_gpus_are_looked_at():
@@ -192,6 +279,16 @@ def test_of_a_node_that_others_use_too_only_the_jobs_own_gpus_are_looked_at():
     assert [facts["no_gpu"] for facts in found[:2]] == ["", ""]
     assert "uses no GPU" in found[2]["no_gpu"]
     assert found[3]["no_gpu"] == "no GPU"
+
+
+def test_every_process_has_what_the_first_one_of_its_node_has_read():
+    processes = [{"host": host, "versions": {"torch": "2.14"}} for host in ("n1", "n1", "n2")]
+    nodes = [{"driver": "570.1", "rdma": ["mlx5_0"]}, None, {"driver": "", "rdma": []}]
+    first, second, third = with_node_facts(processes, nodes)
+    assert first == second
+    assert second["versions"] == {"torch": "2.14", "driver": "570.1"}
+    assert second["rdma"] == ["mlx5_0"]
+    assert (third["versions"], third["rdma"]) == ({"torch": "2.14"}, [])
 
 
 def test_emulated_nodes_keep_their_names():

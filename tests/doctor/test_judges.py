@@ -1,5 +1,6 @@
 """What every check says of facts drawn by hand: tests/cases/doctor_cases.yaml."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from hpcddp.config.yaml_text import load_yaml_mapping
 from hpcddp.doctor.findings import as_document, from_document, has_failed
 from hpcddp.doctor.host_checks import NODE_CHECKS, PROCESS_CHECKS, examine_hosts
 from hpcddp.doctor.job_checks import JOB_CHECKS, examine_job
-from hpcddp.doctor.login_checks import LOGIN_CHECKS, examine_login
+from hpcddp.doctor.login_checks import LOGIN_CHECKS, examine_login, settle_by_job
 from hpcddp.doctor.text import report_lines
 
 TABLE = load_yaml_mapping(Path(__file__).parents[1] / "cases" / "doctor_cases.yaml")
@@ -64,6 +65,29 @@ def test_the_processes_of_a_job_are_judged_together(case):
     assert_said([verdict for _, verdict in hit], case)
 
 
+def test_torch_has_to_be_as_new_as_the_package_asks_for():
+    asked = re.search(r"torch>=(\S+)", Path(__file__).parents[2].joinpath("setup.cfg").read_text())
+    facts = {**TABLE["login"]["healthy"], "packages": {"torch": asked[1], "torchvision": "0.20"}}
+    assert LOGIN_CHECKS["torch"](facts).status == "ok"
+    facts["packages"]["torch"] = "2.4.1"
+    assert f"'torch>={asked[1]}'" in LOGIN_CHECKS["torch"](facts).fix
+
+
+DISK = {"path": "/x", "kind": "ext4", "source": "/dev/sda1", "reach": "disk"}
+
+
+@pytest.mark.parametrize(("launcher", "settled"), [("slurm", True), ("local", False)])
+def test_a_file_that_all_nodes_see_proves_the_run_directory_and_nothing_else(launcher, settled):
+    profile = {**TABLE["login"]["healthy"]["profile"], "launcher": launcher}
+    mounts = {"runs": DISK, "python": DISK}
+    facts = {**TABLE["login"]["healthy"], "profile": profile, "mounts": mounts}
+    login = list(examine_login(facts))
+    job = list(examine_job([HEALTHY_HOST], TABLE["job"]["healthy"]))
+    changed = [new.name for old, new in zip(login, settle_by_job(login, job), strict=True)
+               if new != old]  # fmt: skip
+    assert changed == ["run directory shared"] * settled
+
+
 @pytest.mark.parametrize("kind", ["login", "host", "job"])
 def test_every_check_is_in_the_table_with_something_that_is_not_ok(kind):
     checks = SINGLE.get(kind, JOB_CHECKS)
@@ -99,3 +123,12 @@ def test_healthy_hosts_share_a_line_although_their_numbers_differ():
     assert len(lines) == 2
     assert "gpu-01, gpu-02" in lines[0]
     assert lines[1].startswith("warn")
+
+
+def test_the_hosts_of_a_bad_finding_are_named_however_many_they_are():
+    hosts = [{**HEALTHY_HOST, "host": f"gpu-{n:02d}", "shm_bytes": 0} for n in range(1, 65)]
+    lines = report_lines(list(examine_hosts(hosts)))
+    at = next(n for n, line in enumerate(lines) if line.startswith("fail") and "shm" in line)
+    assert "64 hosts" in lines[at]
+    assert lines[at + 1].strip() == "hosts: gpu-[01-64]"
+    assert sum("hosts: " in line for line in lines) == 1

@@ -1,5 +1,7 @@
 """Which layer wins, which files are read, and sizes that do not fit are refused at once."""
 
+import dataclasses
+
 import pytest
 
 from hpcddp.config.files import shipped_dir
@@ -114,3 +116,17 @@ def test_a_users_own_command_has_no_batch_to_divide(workplace):
     check_sizes(answer.config, answer.profile)
     assert answer.job_name == "ls"
     assert answer.config.command == ("ls", "-l")
+
+
+def test_a_users_own_command_may_be_one_process_with_all_gpus_of_its_node(workplace):
+    request = Request(
+        cluster="generic",
+        resources={"nodes": 2, "gpus_per_node": 4},
+        overrides=("resources.processes_per_node=1",),
+        command=("python", "x.py"),
+    )
+    answer = resolve_request(request, {})
+    assert world_size(answer.config, answer.profile) == 2
+    training = resolve_request(dataclasses.replace(request, command=()), {})
+    with pytest.raises(ConfigError, match="one process drives one GPU"):
+        world_size(training.config, training.profile)

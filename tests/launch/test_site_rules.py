@@ -262,6 +262,12 @@ def test_one_torchrun_per_node_gets_all_cores_and_gpus_of_its_processes(asked):
     assert option_warnings(request.config, request.profile, PLACE) == ()
 
 
+def test_one_process_that_drives_all_gpus_of_its_node_leaves_none_idle(asked):
+    request = asked(GPUS, "train.replicas=dp", nodes=1)
+    assert "#SBATCH --ntasks-per-node=1\n" in script_of(request)
+    assert option_warnings(request.config, request.profile, PLACE) == ()
+
+
 def test_another_program_than_srun_may_start_the_nodes(asked):
     text = GPUS + "launch: torchrun\nlaunch_program: [ibrun]\nnode_rank_variable: PMI_RANK"
     script = script_of(asked(text))

@@ -37,6 +37,15 @@ def test_every_mode_is_measured_on_every_number_of_devices_and_single_on_one():
     assert [cell.processes for cell in wanted.cells] == [1, 1, 1, 1, 2, 1, 4]
 
 
+@pytest.mark.parametrize(
+    ("modes", "devices", "said"),
+    [("single,ddp", "2,4", ["single: it trains on one"]), ("ddp", "2", []), ("single", "1,2", [])],
+)
+def test_single_is_said_to_be_left_out_where_one_device_is_not_asked_for(modes, devices, said):
+    left_out = Wanted(parse_modes(modes), parse_devices(devices)).left_out
+    assert [line[: len("single: it trains on one")] for line in left_out] == said
+
+
 def test_a_run_of_each_cell_has_the_same_global_batch():
     wanted, config = Wanted(MODES, (1, 4)), run("train.global_batch=64", "train.micro_batch=8")
     runs = {cell.name: config_of(cell, wanted, config).train for cell in wanted.cells}
@@ -47,6 +56,12 @@ def test_a_run_of_each_cell_has_the_same_global_batch():
     }
     assert (runs["dp x 4"].replicas, runs["dp x 4"].dp_devices) == ("dp", 4)
     assert (runs["ddp x 4"].replicas, runs["ddp x 4"].dp_devices) == ("ddp", None)
+
+
+def test_every_device_has_the_same_number_of_loader_workers_in_every_mode():
+    wanted, config = Wanted(MODES, (1, 4)), run("train.global_batch=64", "data.workers=3")
+    for cell in wanted.cells:
+        assert config_of(cell, wanted, config).data.workers * cell.processes == 3 * cell.devices
 
 
 def test_with_weak_scaling_each_device_has_the_same_number_of_images():
@@ -122,6 +137,12 @@ def test_a_sweep_is_every_combination_of_its_values():
 def test_a_sweep_that_cannot_be_is_refused(word, overrides, world_size, said):
     with pytest.raises(ConfigError, match=said):
         check_swept([word], run(*overrides), world_size)
+
+
+def test_a_key_is_swept_once_and_its_values_may_be_equal():
+    with pytest.raises(ConfigError, match=r"give all values of ddp\.static_graph in one --sweep"):
+        check_swept(["ddp.static_graph=true", "ddp.static_graph=false"], run(), 2)
+    assert len(check_swept(["ddp.bucket_cap_mib=25,25"], run(), 2)) == 2
 
 
 @pytest.mark.parametrize(

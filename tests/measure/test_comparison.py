@@ -46,8 +46,12 @@ def block(*step_s, comm=0.0, exposed=0.0, memory=None, cpu_s=1.0):
 def two_processes():
     """Two rounds of two steps in two processes, each step once slower in the one or the other."""
     return CellRecord(
+        warm_up_steps=3,
         visits=[
-            [block(1.0, 2.0, comm=0.6, exposed=0.3), block(1.1, 1.9, comm=0.6, exposed=0.3)],
+            [
+                block(1.0, 2.0, comm=0.6, exposed=0.3, memory=[20]),
+                block(1.1, 1.9, comm=0.6, exposed=0.3, memory=[12]),
+            ],
             [
                 block(3.0, 4.0, comm=0.6, exposed=0.3, memory=[30], cpu_s=0.4),
                 block(2.5, 4.4, comm=0.6, exposed=0.3, memory=[10], cpu_s=0.6),
@@ -62,13 +66,13 @@ def test_a_row_by_hand():
     row = row_of(Cell("ddp", 2), two_processes(), 10)
     assert row_keys_missing(row) == {"speedup", "efficiency", "karp_flatt"}  # they need others
     # the slower process counts: 1.1, 2.0 and 3.0, 4.4
-    assert (row["n"], row["discarded"]) == (4, 2)
+    assert (row["n"], row["discarded"]) == (4, 3 + 2 + 2)  # warm-up, with and without exchange
     assert row["round_s_medians"] == pytest.approx([1.55, 3.7])
     assert row["step_s_median"] == pytest.approx(2.5)
     assert row["images_per_s"] == pytest.approx(4.0)
     assert row["no_sync_exposed_fraction"] == pytest.approx(1 - (1.0 / 1.55 * 2.0 / 3.7) ** 0.5)
-    assert row["memory_bytes_per_device"] == [30, 10]
-    assert row["memory_imbalance"] == 3.0
+    assert row["memory_bytes_per_device"] == [30, 12]  # the second visit's, the first visit's
+    assert row["memory_imbalance"] == 2.5
     assert row["cpu_s_per_step_per_process"] == pytest.approx([1.4 / 4, 1.6 / 4])
     assert row["cpu_s_per_step_per_thread"] == [[0.25], [0.25]]
     assert row["gpu_utilisation"] == pytest.approx([0.6, 0.4])
@@ -111,30 +115,47 @@ def keyed(rows, *, is_weak=False):
 
 
 def test_speed_ups_refer_to_one_device():
-    measured = [("dp", 2, 0.8), ("ddp", 4, 0.4), ("single", 1, 1.0), ("ddp", 1, 1.1)]
+    measured = [("dp", 2, 0.8), ("ddp", 4, 0.4), ("single", 1, 1.0), ("ddp", 1, 1.2)]
     rows = keyed(rows_of(*measured))
     assert rows["single", 1]["speedup"] == 1.0
     assert rows["single", 1]["karp_flatt"] is None
     assert rows["dp", 2]["speedup"] == pytest.approx(1.25)
     assert rows["dp", 2]["efficiency"] == pytest.approx(0.625)
-    assert rows["dp", 2]["karp_flatt"] == pytest.approx(0.6)
     assert rows["ddp", 4]["speedup"] == pytest.approx(2.5)
-    assert rows["ddp", 4]["karp_flatt"] == pytest.approx(0.2)
+
+
+def test_serial_fractions_refer_to_the_same_mode_on_one_device():
+    measured = [
+        ("single", 1, 1.0),
+        ("dp", 2, 0.8),
+        ("ddp", 1, 1.2),
+        ("ddp", 2, 0.6),
+        ("ddp", 4, 0.6),
+    ]
+    rows = keyed(rows_of(*measured))
+    assert rows["ddp", 2]["karp_flatt"] == pytest.approx(0)
+    assert rows["ddp", 4]["karp_flatt"] == pytest.approx((1 / 2 - 1 / 4) / (1 - 1 / 4))
+    assert rows["dp", 2]["karp_flatt"] is None  # how fast dp is on one nobody has measured
+    fitted = serial_fractions([*rows.values()], is_weak=False)
+    assert set(fitted) == {"ddp"}
+    assert fitted["ddp"]["serial_fraction"] == pytest.approx((1 / 4 * 3 / 4) / (1 / 4 + 9 / 16))
 
 
 def test_without_one_device_the_smallest_number_is_the_measure():
     rows = keyed(rows_of(("ddp", 2, 1.0), ("ddp", 8, 0.5)))
     assert rows["ddp", 8]["speedup"] == 2.0
     assert rows["ddp", 8]["efficiency"] == 0.5
-    assert rows["ddp", 8]["karp_flatt"] == pytest.approx((1 / 2 - 1 / 4) / (1 - 1 / 4))
+    assert rows["ddp", 8]["karp_flatt"] is None
+    assert serial_fractions([*rows.values()], is_weak=False) == {}
 
 
 def test_weak_scaling_counts_images():
-    measured = rows_of(("single", 1, 1.0), ("ddp", 4, 1.25), images=lambda devices: 16 * devices)
+    cells = [("single", 1, 1.0), ("ddp", 1, 1.0), ("ddp", 4, 1.25)]
+    measured = rows_of(*cells, images=lambda devices: 16 * devices)
     rows = keyed(measured, is_weak=True)
     assert rows["ddp", 4]["speedup"] == pytest.approx(3.2)
     assert rows["ddp", 4]["karp_flatt"] is None
-    fitted = serial_fractions([*rows.values()], rows["single", 1], is_weak=True)
+    fitted = serial_fractions([*rows.values()], is_weak=True)
     assert fitted["ddp"]["serial_fraction"] == pytest.approx(0.8 / 3)
 
 
@@ -149,10 +170,11 @@ def test_of_a_sweep_the_value_that_the_run_has_is_the_measure():
 
 
 def document(**more):
-    rows = [*keyed(rows_of(("single", 1, 1.0), ("dp", 2, 0.8), ("ddp", 2, 0.6))).values()]
+    cells = [("dp", 1, 1.0), ("dp", 2, 0.8), ("ddp", 1, 1.0), ("ddp", 2, 0.6)]
+    rows = [*keyed(rows_of(("single", 1, 1.0), *cells)).values()]
     config = resolve([Layer("test", {}), command_line_layer(["train.max_steps=1"])]).config
     given = {"backend": "gloo", "is_strong": True, "missing": ["this"], "cpus": 2}
-    fitted = serial_fractions(rows, rows[0], is_weak=False)
+    fitted = serial_fractions(rows, is_weak=False)
     verdict = verdict_of(rows, Circumstances("gloo"))
     return compare_document(config, rows, verdict, fitted=fitted, **given | more)
 
@@ -170,9 +192,9 @@ def test_the_document_has_what_its_readers_look_for_and_is_json():
 def test_the_csv_has_a_line_for_each_row_and_a_column_for_each_phase():
     lines = [*csv.DictReader(csv_text(document()["rows"]).splitlines())]
     assert [(line["mode"], line["devices"]) for line in lines] == [
-        *(("single", "1"), ("dp", "2"), ("ddp", "2"))
+        *(("single", "1"), ("dp", "1"), ("dp", "2"), ("ddp", "1"), ("ddp", "2"))
     ]
-    assert float(lines[2]["speedup"]) == pytest.approx(1 / 0.6, rel=1e-4)
+    assert float(lines[4]["speedup"]) == pytest.approx(1 / 0.6, rel=1e-4)
     assert lines[0]["comm_s"] == "0.0"
     assert lines[0]["no_sync_exposed_fraction"] == ""
 

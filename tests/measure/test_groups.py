@@ -8,9 +8,11 @@ import psutil
 import pytest
 import torch
 
+from hpcddp.cluster.layout import layout_from_environ
 from hpcddp.config.load import Layer, command_line_layer, resolve
+from hpcddp.measure import groups
 from hpcddp.measure.cells import MODES, Cell, Wanted, config_of
-from hpcddp.measure.groups import Group, GroupFailed
+from hpcddp.measure.groups import Group, GroupFailed, member_environment
 
 BASE = {
     "train": {"model": "shufflenet_v2_x0_5", "global_batch": 4, "max_steps": 1, "device": "cpu"},
@@ -24,11 +26,44 @@ def config(cell, *overrides):
     return config_of(cell, WANTED, run)
 
 
-def start(cell, folder, *overrides):
+def start(cell, folder, *overrides, **environ):
     cpu = min(os.sched_getaffinity(0))
-    environ = {key: value for key, value in os.environ.items() if not key.startswith("SLURM_")}
     own = [[cpu]] * cell.processes
-    return Group(cell, config(cell, *overrides), own, folder, environ)
+    return Group(cell, config(cell, *overrides), own, folder, os.environ | environ)
+
+
+TORCHRUN = {
+    **dict.fromkeys(["WORLD_SIZE", "LOCAL_WORLD_SIZE"], "1"),
+    **dict.fromkeys(["RANK", "LOCAL_RANK", "GROUP_RANK", "TORCHELASTIC_RESTART_COUNT"], "0"),
+    "TORCHELASTIC_RUN_ID": "x",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+}
+
+
+def test_below_torchrun_a_group_is_as_large_as_its_cell(tmp_path):
+    with start(Cell("ddp", 2), tmp_path / "group", **TORCHRUN) as group:
+        group.wait_until_ready()
+        assert all(block.buckets for block in group.take(1))  # one by itself reduces nothing
+
+
+def test_a_member_has_its_own_place_and_port_and_its_parents_devices():
+    parent = TORCHRUN | {"HPCDDP_MASTER_PORT": "4444", "SLURM_PROCID": "3", "HPCDDP_ATTEMPT": "1"}
+    devices = {"CUDA_VISIBLE_DEVICES": "5,6", "HPCDDP_DEVICE": "cuda", "GPU_DEVICE_ORDINAL": "1"}
+    of = [member_environment(parent | devices, name, 2, 1) for name in ("a", "b")]
+    layouts = [layout_from_environ(environ) for environ in of]
+    assert {(one.world_size, one.global_rank) for one in layouts} == {(2, 1)}
+    assert layouts[0].master_port != layouts[1].master_port
+    assert devices.items() <= of[0].items()
+    assert not {"SLURM_PROCID", "MASTER_PORT"} & set(of[0])
+
+
+def test_a_process_that_takes_its_group_for_smaller_does_not_measure(tmp_path, monkeypatch):
+    alone = member_environment({}, "group", 1, 0)
+    monkeypatch.setattr(groups, "member_environment", lambda *place: alone)
+    said = "is one of 2 and was taken for one of 1"
+    with start(Cell("ddp", 2), tmp_path / "group") as group, pytest.raises(GroupFailed, match=said):
+        group.wait_until_ready()
 
 
 def test_processes_take_the_steps_they_are_told_and_rest_in_between(tmp_path):
@@ -71,10 +106,10 @@ def test_one_process_drives_all_devices_of_dp(tmp_path):
 
 
 def test_a_process_that_fails_says_why(tmp_path):
-    said = r"single x 1: process 0 of 1 failed: .*data\.root"
     group = start(Cell("single", 1), tmp_path / "group", "data.name=cifar10")
-    with group, pytest.raises(GroupFailed, match=said):
+    with group, pytest.raises(GroupFailed, match=r"^single x 1: .*data\.root") as caught:
         group.wait_until_ready()
+    assert (caught.value.code, "\n" in caught.value.message) == ("missing_data", False)  # no trace
 
 
 def test_a_process_that_is_killed_ends_the_wait_for_all(tmp_path):
@@ -82,17 +117,19 @@ def test_a_process_that_is_killed_ends_the_wait_for_all(tmp_path):
         group.wait_until_ready()
         os.kill(group._processes[1].pid, signal.SIGKILL)
         begin = time.monotonic()
-        with pytest.raises(GroupFailed, match=r"ddp x 2: process [01] of 2 (has ended|failed)"):
+        said = r"ddp x 2: process [01] of 2 (has ended|failed)"
+        with pytest.raises(GroupFailed, match=said) as caught:
             group.take(1)
+        assert caught.value.code == "group_failed"
         assert time.monotonic() - begin < 60  # not the time-out of a collective
 
 
 def test_a_process_that_does_not_answer_is_given_up(tmp_path):
-    with start(Cell("ddp", 2), tmp_path / "group", "train.hang_timeout_s=2") as group:
+    with start(Cell("ddp", 2), tmp_path / "group", "train.hang_timeout_s=1") as group:
         group.wait_until_ready()
         os.kill(group._processes[0].pid, signal.SIGSTOP)
-        with pytest.raises(GroupFailed, match="has not answered for 2 s"):
-            group.take(1)
+        with pytest.raises(GroupFailed, match="has not answered for 3 s"):
+            group.take(2, discard=1)  # the time-out is that of a step
 
 
 @pytest.mark.gpu

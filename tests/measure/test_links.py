@@ -1,8 +1,10 @@
 """What processes find out about each other, with threads in the place of processes."""
 
+import os
 import queue
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -99,6 +101,15 @@ def test_where_nothing_can_be_written_nobody_waits(tmp_path):
     assert time.monotonic() - begun < 60
 
 
+def test_a_folder_that_is_closed_to_a_node_ends_nothing(tmp_path, monkeypatch):
+    def refuse(path, **more):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "stat", refuse)
+    for seen in on_all(2, lambda links: visible_after(links, LEADERS[:2], tmp_path, 20)):
+        assert seen["after_s"]["n0"] is not None
+
+
 def test_a_pair_that_was_slow_beside_the_others_meets_once_more_and_the_better_result_counts(
     monkeypatch,
 ):
@@ -147,3 +158,20 @@ def test_sixty_four_nodes_talk_a_few_times_and_no_node_waits_for_ever(
     assert len(gathered) == talks
     assert all(result == results[0] for result in results)
     assert {host for a, b, _ in results[0] for host in (a, b)} == {each.host for each in leaders}
+
+
+@pytest.mark.parametrize(("kind", "words"), [("cpu", 1), ("cuda", 0)])
+def test_processes_tell_each_other_of_what_has_arrived_only_where_sending_does_not(
+    kind, words, monkeypatch
+):
+    told = []
+    payload = SimpleNamespace(device=SimpleNamespace(type=kind))
+    monkeypatch.setattr(module.torch, "empty_like", lambda tensor: tensor)
+    monkeypatch.setattr(module.torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(module.dist, "P2POp", lambda *words: words)
+    monkeypatch.setattr(module.dist, "batch_isend_irecv", lambda ways: [])
+    links = SimpleNamespace(
+        global_rank=0, send=lambda number, to: told.append(to), receive=lambda sender: 1.0
+    )
+    module._swap(links, 1, payload)
+    assert len(told) == words

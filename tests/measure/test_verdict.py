@@ -37,8 +37,8 @@ def test_what_is_said_of_a_comparison(case):
     rows = [row(**given) for given in case["rows"]]
     where = Circumstances(case.get("backend", "nccl"), case.get("cpus_are_shared", False))
     if "base" in case:
-        [base] = [each for each in rows if each["setting"] == case["base"]]
-        verdict = verdict_of_sweep(rows, base, where)
+        index = [each["setting"] == case["base"] for each in rows].index(True)
+        verdict = verdict_of_sweep(rows, index, where, is_own=case.get("is_own", True))
     else:
         verdict = verdict_of(rows, where)
     for part in case["says"]:

@@ -6,8 +6,7 @@ from functools import partial
 
 import pytest
 from click.testing import CliRunner
-from test_resume import train_until
-from train_ranks import small_config, train_on
+from train_ranks import small_config, train_on, train_until
 
 from hpcddp.checkpoint_dir import CheckpointInfo, checkpoint_path, list_checkpoints
 from hpcddp.checkpoint_kept import BEST_FILE, Best, read_best, thin_out, write_best

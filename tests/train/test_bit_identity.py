@@ -1,13 +1,20 @@
 """However often a run is interrupted, it ends with the bits of one that never was."""
 
-import os
 import signal
 from collections import Counter
 from functools import partial
 
 import pytest
-from test_resume import train_until
-from train_ranks import differing, events_of, final_state, small_config, train_on
+from train_ranks import (
+    begins_step,
+    differing,
+    events_of,
+    final_state,
+    small_config,
+    train_on,
+    train_signalled,
+    train_until,
+)
 
 from hpcddp.run_dir import RunDir, read_json_lines
 from hpcddp.train.checkpoint_diff import diff_states
@@ -104,18 +111,12 @@ def train_killed(step, config, layout, run_dir):
 
     Without any notice to anybody, as when a node fails.
     """
-    from hpcddp.stop_flag import StopFlag
-    from hpcddp.train import loop
-
-    original = loop.train_step
-
-    def killed_step(session):
-        if session.state.step == step - 1 and layout.global_rank == layout.world_size - 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return original(session)
-
-    loop.train_step = killed_step
-    return loop.train(config, layout, RunDir(run_dir), StopFlag.install())
+    is_last = layout.global_rank == layout.world_size - 1
+    return train_signalled(
+        *(config, layout, run_dir),
+        is_due=lambda session: is_last and begins_step(step, session),
+        signum=signal.SIGKILL,
+    )
 
 
 @pytest.mark.parametrize("world_size", [1, 3])

@@ -1,8 +1,6 @@
 """Interrupted and uninterrupted runs end with the same bits; what cannot go on is refused."""
 
 import logging
-import os
-import signal
 from functools import partial
 
 import pytest
@@ -15,6 +13,7 @@ from train_ranks import (
     losses_of,
     small_config,
     train_on,
+    train_until,
 )
 
 from hpcddp.errors import HpcddpError
@@ -35,22 +34,12 @@ SETTINGS = (
 KINDS = ("started", "resumed")
 
 
-def train_until(steps, config, layout, run_dir, *, warm_up=True):
-    """In a child: stop by a signal to this very process during step `steps`."""
-    from hpcddp.stop_flag import StopFlag
-    from hpcddp.train import loop, setup
+def train_cold(steps, config, layout, run_dir):
+    """In a child: as `train_until`, without the warm-up."""
+    from hpcddp.train import setup
 
-    original = loop.train_step
-
-    def signalled_step(session):
-        if session.state.step == steps - 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return original(session)
-
-    loop.train_step = signalled_step
-    if not warm_up:
-        setup.warm_up = lambda forward, images_nchw, labels_n: None
-    return loop.train(config, layout, RunDir(run_dir), StopFlag.install())
+    setup.warm_up = lambda forward, images_nchw, labels_n: None
+    return train_until(steps, config, layout, run_dir)
 
 
 def test_two_equal_runs_end_with_equal_bits(tmp_path):
@@ -72,9 +61,9 @@ def test_without_the_warm_up_three_processes_would_not_resume_exactly(tmp_path):
     # A static graph cannot even begin with a pass that skips the reduction.
     config = small_config(*SETTINGS, "train.max_steps=4", "ddp.static_graph=false")
     through, broken = tmp_path / "same" / "run", tmp_path / "other" / "run"
-    train_on(3, through, config, partial(train_until, -1, warm_up=False))
-    train_on(3, broken, config, partial(train_until, 2, warm_up=False))
-    train_on(3, broken, config, partial(train_until, -1, warm_up=False))
+    train_on(3, through, config, partial(train_cold, -1))
+    train_on(3, broken, config, partial(train_cold, 2))
+    train_on(3, broken, config, partial(train_cold, -1))
     assert "model" in differing(final_state(through), final_state(broken))
 
 

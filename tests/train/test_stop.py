@@ -4,54 +4,37 @@ import os
 import random
 import signal
 import time
+from functools import partial
 
 import pytest
 from train_ranks import (
     DEADLINE_S,
+    before_call,
     events_of,
     free_ports,
     kinds_of,
     layouts,
     small_config,
     start,
+    train_here,
     train_on,
+    train_signalled,
 )
-
-from hpcddp.run_dir import RunDir
 
 ENDLESS = ("train.max_steps=100000", "train.micro_batch=2")
 
 
-def train_signalled(config, layout, run_dir, *, where, global_rank, signum=signal.SIGTERM):
+def signal_rank(rank, where, config, layout, run_dir, signum=signal.SIGTERM):
     """In a child: train, and signal one rank when it is about to call `where` of the loop."""
-    from hpcddp.stop_flag import StopFlag
-    from hpcddp.train import loop
-
-    original = getattr(loop, where)
-
-    def signalled(*arguments):
-        if layout.global_rank == global_rank:
-            os.kill(os.getpid(), signum)
-        return original(*arguments)
-
-    setattr(loop, where, signalled)
-    return loop.train(config, layout, RunDir(run_dir), StopFlag.install())
+    is_it = layout.global_rank == rank
+    options = {"is_due": lambda *_: is_it, "signum": signum, "where": where}
+    return train_signalled(config, layout, run_dir, **options)
 
 
-def in_first_step(*call):
-    return train_signalled(*call, where="train_step", global_rank=1, signum=signal.SIGUSR2)
-
-
-def before_meeting(*call):
-    return train_signalled(*call, where="open_ranks", global_rank=0)
-
-
-def before_building(*call):
-    return train_signalled(*call, where="build_session", global_rank=1)
-
-
-def in_evaluation(*call):
-    return train_signalled(*call, where="evaluate", global_rank=1)
+in_first_step = partial(signal_rank, 1, "train_step", signum=signal.SIGUSR2)
+before_meeting = partial(signal_rank, 0, "open_ranks")
+before_building = partial(signal_rank, 1, "build_session")
+in_evaluation = partial(signal_rank, 1, "evaluate")
 
 
 def test_one_signalled_rank_stops_all_after_that_very_step(tmp_path):
@@ -80,18 +63,14 @@ def test_an_evaluation_is_cut_short_and_made_up_for(tmp_path):
 
 def train_slowly(config, layout, run_dir):
     """In a child: train with steps that last longer on one rank, and say when they began."""
-    from hpcddp.stop_flag import StopFlag
     from hpcddp.train import loop
 
-    original = loop.train_step
-
-    def slow_step(session):
+    def say_and_wait(session):
         (run_dir / f"step-{session.state.step}").touch()
         time.sleep(0.2 * layout.global_rank)
-        return original(session)
 
-    loop.train_step = slow_step
-    return loop.train(config, layout, RunDir(run_dir), StopFlag.install())
+    before_call(loop, "train_step", say_and_wait)
+    return train_here(config, layout, run_dir)
 
 
 @pytest.mark.parametrize("victims", [(0,), (1,), (0, 1, 0, 1)])

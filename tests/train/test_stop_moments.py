@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from test_stop import ENDLESS, wait_for
-from train_ranks import DEADLINE_S, events_of, kinds_of, layouts, small_config, start
+from train_ranks import DEADLINE_S, before_call, events_of, kinds_of, layouts, small_config, start
 
 from hpcddp.checkpoint_dir import list_checkpoints
 from hpcddp.run_dir import RunDir
@@ -38,17 +38,6 @@ class Moment:
             self.path.touch()
             wait_for(self.signalled)
             time.sleep(SETTLE_S)
-
-
-def before_call(module, name, act):
-    """Let `act` come before each call of a function of `module`."""
-    original = getattr(module, name)
-
-    def wrapped(*arguments, **options):
-        act(*arguments)
-        return original(*arguments, **options)
-
-    setattr(module, name, wrapped)
 
 
 def in_collective(moment):

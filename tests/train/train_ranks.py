@@ -5,10 +5,12 @@ They come from a fork server that has torch loaded, so one more costs millisecon
 
 import multiprocessing
 import os
+import signal
 import socket
 import time
 import traceback
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import connection
 from pathlib import Path
 
@@ -141,6 +143,42 @@ def train_here(config, layout, run_dir):
     from hpcddp.train.loop import train
 
     return train(config, layout, RunDir(run_dir), StopFlag.install())
+
+
+def before_call(module, name, act):
+    """Let `act` come before each call of a function of `module`."""
+    original = getattr(module, name)
+
+    def wrapped(*arguments, **options):
+        act(*arguments)
+        return original(*arguments, **options)
+
+    setattr(module, name, wrapped)
+
+
+def train_signalled(config, layout, run_dir, *, is_due, signum=signal.SIGTERM, where="train_step"):
+    """In a child: train, and signal this very process before each call of `where` of the loop for
+    whose arguments `is_due` holds.
+    """
+    from hpcddp.train import loop
+
+    def act(*arguments):
+        if is_due(*arguments):
+            os.kill(os.getpid(), signum)
+
+    before_call(loop, where, act)
+    return train_here(config, layout, run_dir)
+
+
+def train_until(steps, config, layout, run_dir):
+    """In a child: stop by a signal to this very process during step `steps`; -1: never."""
+    is_due = partial(begins_step, steps)
+    return train_signalled(config, layout, run_dir, is_due=is_due)
+
+
+def begins_step(step, session):
+    """True for a session that is about to do this step."""
+    return session.state.step == step - 1
 
 
 def events_of(run_dir):

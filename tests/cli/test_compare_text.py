@@ -1,0 +1,102 @@
+"""What people read of a comparison: whole figures, no empty columns, the label of dp on CPUs."""
+
+import pytest
+
+from hpcddp.cli.compare_text import compare_text
+
+
+def row(mode, devices, **more):
+    return {
+        "mode": mode,
+        "devices": devices,
+        "setting": {},
+        "n": 50,
+        "discarded": 5,
+        "step_s_median": 0.1234567,
+        "step_s_p95": 0.2,
+        "step_s_iqr": 0.01,
+        "images_per_s": 123456.7,
+        "speedup": 1.5,
+        "efficiency": 0.75,
+        "karp_flatt": 0.333 if devices > 1 else None,
+        "phases": {"comm_s": 0.05, "exposed_comm_s": 0.01},
+        "exposed_comm_fraction": 0.08,
+        "no_sync_exposed_fraction": None,
+        "cpu_s_per_step_per_process": [0.1, 0.2],
+        "memory_bytes_per_device": None,
+        "gpu_utilisation": None,
+        **more,
+    }
+
+
+def document(*rows, **more):
+    return {
+        "title": "DataParallel against DDP",
+        "machine": {"hosts": ["n1"], "cpus": 8, "processor": "A processor", "gpus": []},
+        "date": "2026-11-29 12:00",
+        "versions": {"torch": "2.14.1"},
+        "model": "resnet50",
+        "data": "synthetic, 32 x 32",
+        "precision": "fp32",
+        "global_batch": 64,
+        "strong": True,
+        "backend": "gloo",
+        "label_of_dp": "DataParallel algorithm on CPU threads",
+        "rows": list(rows),
+        "amdahl": {"dp": {"serial_fraction": 0.25, "residual": 0.01}},
+        "verdict": {"words": "Words.", "confidence": "low", "evidence": ["why"]},
+        "not_measured": ["memory"],
+        **more,
+    }
+
+
+def columns(text):
+    """Header -> the last row's figure, of the columns that need no blanks."""
+    lines = text.splitlines()
+    [at] = [n for n, line in enumerate(lines) if "IMAGES/S" in line]
+    return lines[at].split(), [line.split() for line in lines[at + 2 :]]
+
+
+def test_figures_are_whole_and_columns_without_any_are_left_out():
+    text = compare_text(document(row("single", 1), row("dp", 4)))
+    header, rows = columns(text)
+    assert rows[1][:6] == ["dp", "4", "123.5", "200.0", "10.0", "50+5"]
+    assert "300.0" in rows[1]  # CPU ms of both processes
+    for empty in ("MiB/DEVICE", "GPU", "SYNC"):
+        assert empty not in header
+
+
+def test_on_gpus_memory_and_use_have_columns():
+    on_gpus = {"memory_bytes_per_device": [3 << 30, 1 << 30], "gpu_utilisation": [0.9, 0.5]}
+    header, rows = columns(compare_text(document(row("dp", 2, **on_gpus))))
+    assert {"MiB/DEVICE", "GPU"} <= set(header)
+    assert rows[0][-4:] == ["3072", "1024", "90", "50"]
+
+
+def test_dp_verdict_and_what_is_missing_are_said():
+    text = compare_text(document(row("single", 1), row("dp", 4)))
+    for said in (
+        "dp: DataParallel algorithm on CPU threads",
+        "Words. Confidence: low.\n  - why\nNot measured here:\n  - memory",
+        "dp (Amdahl): 0.25, misses by 0.01; point by point (Karp-Flatt) 0.33 at 4",
+        "global batch 64 (the same global batch)",
+        "1 x 8 CPUs (A processor), gloo",
+    ):
+        assert said in text
+    assert "dp:" not in compare_text(document(row("single", 1), row("ddp", 4)))
+
+
+def test_weak_scaling_has_its_own_law():
+    fitted = {"gustafson": {"ddp": {"serial_fraction": 0.1, "residual": 0.0}}, "amdahl": {}}
+    text = compare_text(document(row("ddp", 4, karp_flatt=None), strong=False, **fitted))
+    assert "serial fraction of ddp (Gustafson): 0.10, misses by 0.00\n" in text
+    assert "(the same images per device)" in text
+
+
+@pytest.mark.parametrize("mib", [1, 25])
+def test_a_sweep_names_settings_in_the_place_of_modes(mib):
+    swept = row("ddp", 2, setting={"ddp.bucket_cap_mib": mib}, efficiency=None)
+    header, rows = columns(compare_text(document(swept, amdahl={})))
+    assert header[0] == "SETTING"
+    assert rows[0][0] == f"ddp.bucket_cap_mib={mib}"
+    assert "EFF" not in header
