@@ -102,7 +102,9 @@ def allreduce(
 
         measure_here(work, run, os.environ)
     submission = prepare_job(context, _words(sizes, backend, seconds_per_size), typed)
-    _check_world_size(world_size(submission.request.config, submission.request.profile))
+    processes = world_size(submission.request.config, submission.request.profile)
+    _check_world_size(processes, "Use --nodes 2, or --gpus-per-node 2 (on CPUs "
+                                 "resources.processes_per_node=2).")  # fmt: skip
     show = functools.partial(_show, as_json=as_json)
     show_report_of_job(submission, _REPORT, show, follows=follows, as_json=as_json)
 
@@ -113,12 +115,9 @@ def _words(sizes: tuple[int, ...], backend: str, seconds_per_size: float) -> lis
     return [*_VERB, *options, "--seconds-per-size", str(seconds_per_size)]
 
 
-def _check_world_size(processes: int) -> None:
+def _check_world_size(processes: int, fix: str) -> None:
     if processes < 2:
-        raise HpcddpError(
-            "One process has nobody to add up with: an all-reduce needs two. Use --nodes 2, "
-            "--gpus-per-node 2, or on CPUs resources.processes_per_node=2."
-        )
+        raise HpcddpError(f"One process has nobody to add up with: an all-reduce needs two. {fix}")
 
 
 def _measure(
@@ -137,7 +136,7 @@ def _measure(
     from hpcddp.train.device import choose_device
     from hpcddp.train.process_group import backend_of, open_ranks
 
-    _check_world_size(layout.world_size)
+    _check_world_size(layout.world_size, "Start two or more, such as with srun --ntasks=2.")
     device = choose_device(_DEVICES.get(backend, config.train.device), layout)
     ranks = open_ranks(layout, device, config.train.rendezvous_timeout_s)
     place = {"global_rank": layout.global_rank, "world_size": layout.world_size}

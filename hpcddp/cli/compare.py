@@ -48,8 +48,8 @@ def command(
     """Where does the time go: DataParallel, DDP and one device, side by side on one node.
 
     One job that holds the node. All modes are started, then take steps in turn, so that what
-    disturbs the machine disturbs them all. --json prints the rows; everything else, a CSV and a
-    page lie in reports/ of the run.
+    disturbs the machine disturbs them all. --json prints the rows; everything else and a CSV lie
+    in reports/ of the run, and `report RUN` draws the page.
     """
     _check_options(typed)
     if measures_here(context, _REPORT, uses=["name"]):

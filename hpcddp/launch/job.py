@@ -26,7 +26,7 @@ from hpcddp.leave import leave
 from hpcddp.run_dir import RunDir
 from hpcddp.stop_flag import STOP_SIGNALS, StopFlag
 
-SETTLED_VARIABLE = "HPCDDP_SETTLED_BY"  # the process that has said all this before it became us
+PROCESS_VARIABLE = "HPCDDP_PROCESS_ID"  # the process that has said all this before it became us
 _NOT_THE_USERS_FAULT = ("rendezvous", "checkpoint_not_written", "wrong_sum", "group_failed")
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # and an ignored signal stays so over exec
 
@@ -88,7 +88,7 @@ def _work(
     # The one place that writes this process's environment, before torch is loaded.
     os.environ.update(network.variables)
     if config.command:
-        os.environ.update(rank_variables(layout) | {SETTLED_VARIABLE: str(os.getpid())})
+        os.environ.update(rank_variables(layout) | {PROCESS_VARIABLE: str(os.getpid())})
         _record_start(run_dir, layout)
         _become(config.command, stop_flag)
     from hpcddp.train.loop import train
@@ -104,7 +104,7 @@ def with_network(
     Logs both, and what is odd about the layout; not once more in the program that a process of
     the job has become, which takes what was settled for exported by the user.
     """
-    is_news = environ.get(SETTLED_VARIABLE) != str(os.getpid())
+    is_news = environ.get(PROCESS_VARIABLE) != str(os.getpid())
     for warning in layout.warnings if is_news else ():
         _log.warning("%s", warning)
     network = settle_network(layout, environ, uses_gloo=uses_gloo)

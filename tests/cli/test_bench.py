@@ -75,6 +75,12 @@ def test_the_others_are_waited_for_as_long_as_configured(bench):
     assert "within 1 s" in done.stderr
 
 
+def test_a_lone_process_of_a_job_is_told_how_to_become_two(bench):
+    done = bench(*SMALL, HPCDDP_LAUNCHER="single")
+    assert done.returncode == 2
+    assert "srun --ntasks=2" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
