@@ -69,6 +69,11 @@ def open_ranks(layout: ProcessLayout, device: torch.device, timeout_s: float) ->
     return RankGroup(layout)
 
 
+def backend_of(device: torch.device) -> str:
+    """What adds up tensors of this device over processes."""
+    return "nccl" if device.type == "cuda" else "gloo"
+
+
 def mean_across_ranks(ranks: Ranks, value: torch.Tensor, world_size: int) -> float:
     """The mean of one number over all processes; waits for the device. Collective."""
     total = value.detach().clone()
