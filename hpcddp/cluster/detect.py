@@ -1,5 +1,6 @@
 """Which profile is this cluster's, by environment, file, host or Slurm's name. Starts nothing."""
 
+import os
 import re
 import socket
 from collections.abc import Iterator, Mapping
@@ -79,7 +80,7 @@ def _reason(sign: Sign, environ: Mapping[str, str], host: str) -> str:
         fits = value is not None and _fits(sign.matches, value)
         return f"{sign.env}={value}" if fits else ""
     if sign.file:
-        if not Path(sign.file).exists():
+        if not os.path.exists(sign.file):
             return ""
         text = _text(sign.file).strip() if sign.matches else ""
         return f"file {sign.file}{f': {text}' if text else ''}" if _fits(sign.matches, text) else ""
