@@ -22,7 +22,7 @@ PLACE_NAMES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "NODE_RANK", "
 # They differ from job to job wherever it was sent from.
 VOLATILE = (
     "JOB_ID", "JOBID", "JOB_NAME", "PORT", "HOST", "ADDR", "NODELIST", "NODENAME", "PID", "DIR",
-    "TIME",
+    "TIME", "PROCESS_ID",
 )  # fmt: skip
 
 
