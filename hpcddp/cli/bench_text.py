@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hpcddp.launch.watch.words import count_text, table
+from hpcddp.launch.phrases import count_text, table
 
 _HEADER = ("BYTES", "TIME", "QUARTILES", "ALGBW GB/s", "BUSBW GB/s", "CALLS")
 

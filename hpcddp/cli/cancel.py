@@ -10,12 +10,12 @@ import click
 
 from hpcddp.config.layout import EXIT_FAILED
 from hpcddp.errors import HpcddpError
+from hpcddp.launch.phrases import command_line
 from hpcddp.launch.runs import find_run
 from hpcddp.launch.slurm_tool import tell
 from hpcddp.launch.supervisor import STOP_GRACE_S, stop_supervisor, supervisor_alive
 from hpcddp.launch.watch.observer import Observer
 from hpcddp.launch.watch.status import RunStatus
-from hpcddp.launch.watch.words import command_line
 from hpcddp.run_dir import RunDir, runs_root
 
 _SCANCEL_TIMEOUT_S = 30.0  # it gives up on a dead controller by itself after 9 s (22.05)

@@ -22,9 +22,9 @@ from hpcddp.doctor.login_facts import read_login_facts
 from hpcddp.doctor.text import report_lines
 from hpcddp.errors import ConfigError, HpcddpError, SubmissionFailed
 from hpcddp.launch.measuring import measure_here, read_report, write_report
+from hpcddp.launch.phrases import command_line
 from hpcddp.launch.submission import Submission, send
 from hpcddp.launch.watch.observer import Observer
-from hpcddp.launch.watch.words import command_line
 from hpcddp.run_dir import RunDir, runs_root
 
 _REPORT = "doctor"

@@ -11,9 +11,9 @@ import click
 
 from hpcddp.errors import HpcddpError
 from hpcddp.launch.history import FileTail, read_history
+from hpcddp.launch.phrases import command_line
 from hpcddp.launch.runs import find_run
 from hpcddp.launch.watch.observer import Observer
-from hpcddp.launch.watch.words import command_line
 from hpcddp.run_dir import RunDir, runs_root
 
 _POLL_S = 1.0

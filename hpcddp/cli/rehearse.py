@@ -12,10 +12,10 @@ from hpcddp.cli.options import RequestCommand, build_request, request_options
 from hpcddp.cli.submit import warn
 from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED
 from hpcddp.errors import HpcddpError
+from hpcddp.launch.phrases import table
 from hpcddp.launch.rehearsal import rehearse, short_overrides
 from hpcddp.launch.request import resolve_request
 from hpcddp.launch.submission import prepare
-from hpcddp.launch.watch.words import table
 from hpcddp.run_dir import RunDir, runs_root, write_atomically
 
 _FEWEST_STEPS = 4  # one before the signal, and some after the restart

@@ -9,14 +9,10 @@ import click
 from hpcddp.cli.options import RequestCommand, build_request, request_options
 from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED
 from hpcddp.config.write import config_text
-from hpcddp.launch.dependency import afterok_options
+from hpcddp.launch.phrases import command_line, count_text
 from hpcddp.launch.request import resolve_request, world_size
-from hpcddp.launch.runs import find_run
 from hpcddp.launch.sbatch import ask_sbatch
 from hpcddp.launch.submission import Submission, prepare, send
-from hpcddp.launch.watch.observer import Observer
-from hpcddp.launch.watch.words import command_line, count_text
-from hpcddp.run_dir import runs_root
 
 
 @click.command(cls=RequestCommand)
@@ -52,6 +48,11 @@ def command(
 
 def _waiting(run: str, submission: Submission) -> tuple[str, ...]:
     """Options of sbatch for a job that is to wait for this run."""
+    from hpcddp.launch.dependency import afterok_options
+    from hpcddp.launch.runs import find_run
+    from hpcddp.launch.watch.observer import Observer
+    from hpcddp.run_dir import runs_root
+
     [before] = Observer([find_run(runs_root(os.environ), run)]).look()
     return afterok_options(before, submission)
 

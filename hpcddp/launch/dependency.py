@@ -1,9 +1,9 @@
 """One run that waits for another to finish. Knows the other run's status, not its files."""
 
 from hpcddp.errors import HpcddpError
+from hpcddp.launch.phrases import command_line
 from hpcddp.launch.submission import Submission
 from hpcddp.launch.watch.status import RunStatus
-from hpcddp.launch.watch.words import command_line
 
 _OVER = ("failed", "cancelled", "unknown")
 

@@ -9,10 +9,10 @@ from hpcddp.cluster.profile import load_profile
 from hpcddp.config.load import command_line_layer
 from hpcddp.config.write import config_text, read_config, read_resolved
 from hpcddp.errors import HpcddpError
+from hpcddp.launch.phrases import command_line
 from hpcddp.launch.request import ResolvedRequest
 from hpcddp.launch.submission import Submission, prepare_in, send_job
 from hpcddp.launch.watch.status import RunStatus
-from hpcddp.launch.watch.words import command_line
 from hpcddp.run_dir import RunDir, write_atomically
 
 # Slurm starts the job once no other of its name and user is left. A job that nobody could be asked

@@ -17,9 +17,9 @@ from hpcddp.config.write import config_text
 from hpcddp.errors import ConfigError, HpcddpError, SubmissionFailed
 from hpcddp.launch.code import record_code
 from hpcddp.launch.explain import exported_warnings
+from hpcddp.launch.phrases import command_line
 from hpcddp.launch.render import Place, option_warnings, render_script
 from hpcddp.launch.request import ResolvedRequest, check_sizes, processes_per_node
-from hpcddp.launch.watch.words import command_line
 from hpcddp.run_dir import RunDir, runs_root, write_atomically
 
 _NOT_SUBMITTED = "not submitted"

@@ -7,11 +7,12 @@ from typing import TextIO
 
 from hpcddp.config.layout import EXIT_INTERRUPTED
 from hpcddp.launch.history import RunHistory, is_submission, read_history
+from hpcddp.launch.phrases import command_line
 from hpcddp.launch.watch.display import Display, build_display
 from hpcddp.launch.watch.failure import failure_log
 from hpcddp.launch.watch.observer import Observer
 from hpcddp.launch.watch.status import RunStatus
-from hpcddp.launch.watch.words import command_line, outcome_line
+from hpcddp.launch.watch.words import outcome_line
 from hpcddp.run_dir import RunDir
 
 _LAST_LINES, _LAST_BYTES = 20, 16 * 1024

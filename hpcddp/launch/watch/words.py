@@ -1,9 +1,9 @@
 """Statuses, events and metrics as lines for people. Knows no terminal and reads no file."""
 
-import shlex
 from collections.abc import Callable, Sequence
 
 from hpcddp.launch.history import Record
+from hpcddp.launch.phrases import count_text, table
 from hpcddp.launch.watch.attempts import Attempt
 from hpcddp.launch.watch.failure import batch_words, exit_words, is_rank_failure, rank_words
 from hpcddp.launch.watch.state import clock_text
@@ -28,26 +28,11 @@ def percent(fraction: float) -> str:
     return f"{100 * fraction:.2f} %"
 
 
-def count_text(number: int | None, noun: str) -> str:
-    """`1 node`, `2 processes`; `? nodes` where the number is not known."""
-    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
-    return f"{'?' if number is None else number} {noun if number == 1 else plural}"
-
-
 def reason_text(status: RunStatus) -> str:
     """The reason, with Slurm's estimate of the start where there is one."""
     if status.expected_start_time is None:
         return status.reason
     return f"{status.reason}; expected start {clock_text(status.expected_start_time)}"
-
-
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines with aligned columns; the last column keeps its own width."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
-    return [
-        "  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[-1]]).rstrip()
-        for row in rows
-    ]
 
 
 def status_table(statuses: Sequence[RunStatus]) -> list[str]:
@@ -210,8 +195,3 @@ def outcome_line(status: RunStatus) -> str:
         return f"How run {status.run} ended is not known: {status.reason}"
     code = f", {exit_words(status.exit_code)}" if status.exit_code else ""
     return f"Run {status.run} {status.state}{code}: {status.reason}"
-
-
-def command_line(verb: str, run: str, *options: str) -> str:
-    """What to type for one more look at a run."""
-    return shlex.join(["python", "-m", "hpcddp", verb, run, *options])
