@@ -142,10 +142,10 @@ def _measure(
     place = {"global_rank": layout.global_rank, "world_size": layout.world_size}
     times = measure_all_reduce(ranks, sizes, device, seconds_per_size=seconds_per_size, **place)
     document = allreduce_document(list(times), layout, backend_of(device))
-    if layout.is_main and run_dir:
-        write_report(run_dir, _REPORT, document)
     if layout.is_main:
         _show(document, as_json=as_json)
+    if layout.is_main and run_dir:
+        write_report(run_dir, _REPORT, document)
     ranks.close()
 
 

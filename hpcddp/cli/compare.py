@@ -174,8 +174,8 @@ def _measure(layout: ProcessLayout, run: RunDir, typed: dict[str, Any], as_json:
         node = this_node(config, os.environ)
         document = compare_on(node, config, _wanted(typed, len(node.gpus)), os.environ)
     if document is not None:
-        _leave(document, run)
         _show(document, as_json)
+        _leave(document, run)
 
 
 def _check_alone(layout: ProcessLayout) -> None:

@@ -9,11 +9,18 @@ from typing import Any
 
 import click
 
-from hpcddp.cli.measuring import config_here, measures_here, measuring_options, prepare_job
+from hpcddp.cli.measuring import (
+    OF_A_NEW_JOB,
+    config_here,
+    measures_here,
+    measuring_options,
+    prepare_job,
+    typed_options,
+)
 from hpcddp.cli.submit import announce
 from hpcddp.cluster.filesystems import existing_part
 from hpcddp.cluster.profile import CLUSTER_VARIABLE, choose_profile, load_profile
-from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED, ProcessLayout
+from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, ProcessLayout
 from hpcddp.config.schema import RunConfig
 from hpcddp.doctor.findings import Finding, as_document, fail, finding, from_document, has_failed
 from hpcddp.doctor.job_end import examine_end
@@ -45,21 +52,33 @@ def command(
     """Examine this login node; with --nodes N also N nodes and what is between them, by a job.
 
     Inside a job (srun, torchrun) every process takes part. Each finding is ok, warn, fail or not
-    testable, with what to type. Exit code 1 if one has failed. data.root=FOLDER looks at data too.
+    testable, with what to type. Exit code 1 if one has failed. With --nodes data.root=FOLDER looks at data, too.
     """
     if measures_here(context, _REPORT):
         _examine_here(context, run_dir, typed, as_json=as_json)
+    if typed["nodes"] is None:
+        _refuse_unheeded(context)
     cluster = typed["cluster"] or "auto"
     facts = read_login_facts(os.environ, cluster, runs_root(os.environ))
     findings = list(examine_login(facts))
     document: dict[str, Any] = {}
-    if typed["nodes"] and not _is_hopeless(findings):
+    if typed["nodes"] is not None and not _is_hopeless(findings):
         typed["time"] = typed["time"] or facts["profile"]["time_min"] or _SHORT_TIME
         document = _document_of_job(context, typed, follows=follows, as_json=as_json)
         job = from_document(document)
         findings = [*settle_by_job(findings, job), *job]
     _show(as_document(findings, **_measured(document)), as_json=as_json)
     sys.exit(EXIT_FAILED if has_failed(findings) else EXIT_DONE)
+
+
+def _refuse_unheeded(context: click.Context) -> None:
+    """Without a job there is nothing that the options of one, or settings, could be for."""
+    unheeded = [*typed_options(context, OF_A_NEW_JOB), *context.params["words"]]
+    if unheeded:
+        raise HpcddpError(
+            f"`doctor` without --nodes sends no job, and {', '.join(unheeded)} would do nothing. "
+            "Add --nodes N, or leave it out."
+        )
 
 
 def _is_hopeless(findings: list[Finding]) -> bool:
@@ -83,6 +102,8 @@ def _document_of_job(
     try:
         announce(submission, send(submission), err=as_json)
     except (HpcddpError, SubmissionFailed) as error:
+        if isinstance(error, ConfigError) and submission.run_dir.config.exists():
+            raise  # the name is another run's
         fix = "python -m hpcddp submit --dry-run, with the same options"
         refused = fail(f"not sent: {error}", "a job that Slurm takes", fix)
         return as_document([finding("job", host, refused)])
@@ -91,6 +112,8 @@ def _document_of_job(
     from hpcddp.launch.watch.follow import follow
 
     code = follow(submission.run_dir, out=sys.stderr if as_json else sys.stdout)
+    if code == EXIT_INTERRUPTED:  # the job goes on, and nothing is wrong with it
+        sys.exit(code)
     try:
         if code == EXIT_DONE:
             return read_report(submission.run_dir, _REPORT)
@@ -132,9 +155,9 @@ def _examine_here(
 
 
 def _leave(document: dict[str, Any], run_dir: RunDir | None, *, as_json: bool) -> None:
+    _show(document, as_json=as_json)
     if run_dir:
         write_report(run_dir, _REPORT, document)
-    _show(document, as_json=as_json)
 
 
 def _show(document: dict[str, Any], *, as_json: bool) -> None:

@@ -23,7 +23,7 @@ from hpcddp.launch.request import resolve_request
 from hpcddp.launch.submission import Submission, send
 from hpcddp.run_dir import RunDir
 
-_OF_A_NEW_JOB = ("nodes", "gpus_per_node", "partition", "time", "account", "name", "follows")
+OF_A_NEW_JOB = ("nodes", "gpus_per_node", "partition", "time", "account", "name", "follows")
 
 
 def measuring_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,14 +50,13 @@ def measures_here(context: click.Context, verb: str, *, uses: Sequence[str] = ()
     `uses` are options that this verb heeds all the same.
     """
     if not is_in_job(os.environ, verb):
+        if context.params["run_dir"] is not None:
+            raise HpcddpError(
+                "--run-dir is for the processes of a job: here a job is sent, and its report lies "
+                "in its own run. Leave it out, or name the run: --name RUN."
+            )
         return False
-    typed = [
-        parameter.opts[0]
-        for parameter in context.command.params
-        if parameter.name in _OF_A_NEW_JOB
-        and parameter.name not in uses
-        and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
-    ]
+    typed = typed_options(context, [name for name in OF_A_NEW_JOB if name not in uses])
     if typed and context.params["run_dir"] is None:
         names, (_, source) = ", ".join(typed), choose_launcher(os.environ)
         raise HpcddpError(
@@ -66,6 +65,16 @@ def measures_here(context: click.Context, verb: str, *, uses: Sequence[str] = ()
             "send a job, leave this shell (`exit`) and type the same on a login node."
         )
     return True
+
+
+def typed_options(context: click.Context, names: Sequence[str]) -> list[str]:
+    """Those of these parameters that somebody has typed."""
+    return [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name in names
+        and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
+    ]
 
 
 def config_here(context: click.Context, run_dir: RunDir | None, typed: dict[str, Any]) -> RunConfig:

@@ -27,7 +27,9 @@ from hpcddp.run_dir import RunDir
 from hpcddp.stop_flag import STOP_SIGNALS, StopFlag
 
 PROCESS_VARIABLE = "HPCDDP_PROCESS_ID"  # the process that has said all this before it became us
-_NOT_THE_USERS_FAULT = ("rendezvous", "checkpoint_not_written", "wrong_sum", "group_failed")
+_NOT_THE_USERS_FAULT = (
+    "rendezvous", "checkpoint_not_written", "report_not_written", "wrong_sum", "group_failed",
+)  # fmt: skip
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # and an ignored signal stays so over exec
 
 _log = logging.getLogger("hpcddp")

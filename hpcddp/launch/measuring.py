@@ -88,9 +88,19 @@ def report_path(run_dir: RunDir, name: str) -> Path:
 
 
 def write_report(run_dir: RunDir, name: str, document: Mapping[str, Any]) -> None:
-    """Leave a report in the run directory, whole or not at all. For the main process."""
-    run_dir.reports.mkdir(parents=True, exist_ok=True)
-    write_atomically(report_path(run_dir, name), json.dumps(document, indent=2) + "\n")
+    """Leave a report in the run directory, whole or not at all. For the main process.
+
+    Raises HpcddpError `report_not_written`.
+    """
+    path = report_path(run_dir, name)
+    try:
+        run_dir.reports.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(document, indent=2) + "\n")
+    except OSError as error:
+        raise HpcddpError(
+            f"The report was printed and cannot be kept in {path}: {error.strerror}.",
+            "report_not_written",
+        ) from None
 
 
 def read_report(run_dir: RunDir, name: str) -> dict[str, Any]:

@@ -6,8 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from click.testing import CliRunner
+
+from hpcddp.cli import doctor as doctor_module
 from hpcddp.cli.doctor import _expected_busbw
+from hpcddp.config.layout import EXIT_INTERRUPTED
 from hpcddp.config.schema import RunConfig
+from hpcddp.launch.watch import follow as follow_module
 
 ROOT = Path(__file__).parents[2]
 NEEDS_TORCH = {"cores of a loader worker", "all-reduce exact", "clocks", "pairs of nodes"}
@@ -76,6 +82,32 @@ def test_a_job_that_cannot_be_sent_is_a_finding(tmp_path):
     done = doctor(tmp_path, "--cluster", "local", "--nodes", "2", "--json")
     assert done.returncode == 1
     assert "not sent" in by_name(done)["job"]["found"]
+
+
+@pytest.mark.parametrize("words", [("--partition", "p"), ("trian.model=x",), ("--time", "5")])
+def test_what_only_a_job_would_heed_is_refused_where_none_is_sent(tmp_path, words):
+    done = doctor(tmp_path, "--cluster", "local", *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{words[0]} would do nothing. Add --nodes N" in done.stderr
+
+
+def test_the_name_of_another_run_is_no_finding(tmp_path):
+    taken = tmp_path / "runs" / "taken"
+    taken.mkdir(parents=True)
+    (taken / "config.yaml").touch()
+    done = doctor(tmp_path, "--cluster", "local", "--nodes", "2", "--name", "taken", "--json")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Run `taken` exists already" in done.stderr
+
+
+def test_who_stops_looking_is_told_nothing_of_the_job(tmp_path, monkeypatch):
+    monkeypatch.setattr(follow_module, "follow", lambda *_, **__: EXIT_INTERRUPTED)
+    monkeypatch.setattr(doctor_module, "send", lambda _: "7")
+    monkeypatch.setenv("HPCDDP_RUNS_DIR", str(tmp_path / "runs"))
+    words = ["--cluster", "local", "--nodes", "2", "--json"]
+    done = CliRunner().invoke(doctor_module.command, words)
+    assert done.exit_code == EXIT_INTERRUPTED
+    assert done.stdout == ""
 
 
 def test_a_typing_error_is_no_finding(tmp_path):

@@ -96,3 +96,11 @@ def test_a_job_may_name_its_run_directory_and_a_comparison_its_run(monkeypatch):
     for words, verb in (("--name c", compare), ("--run-dir r --nodes 2", doctor)):
         with verb.command.make_context(None, words.split()) as context:
             assert measuring.measures_here(context, "x", uses=["name"])
+
+
+@pytest.mark.parametrize("verb", ["doctor --nodes 2", "compare", "bench allreduce"])
+def test_the_folder_of_a_job_is_refused_where_one_is_only_to_be_sent(hpcddp, tmp_path, verb):
+    code, said = hpcddp(*verb.split(), "--run-dir", "r", "--cluster", "local")
+    assert code == 2
+    assert "--run-dir is for the processes of a job" in said
+    assert not list(tmp_path.iterdir())

@@ -6,7 +6,9 @@ import sys
 
 import pytest
 
+from hpcddp.config.layout import EXIT_FAILED
 from hpcddp.errors import HpcddpError
+from hpcddp.launch.job import exit_code_of
 from hpcddp.launch.measuring import is_in_job, prepare_measuring, read_report, write_report
 from hpcddp.launch.request import Request
 from hpcddp.run_dir import RunDir
@@ -126,3 +128,12 @@ def test_a_report_is_read_back_and_a_missing_or_damaged_one_is_said(tmp_path):
         (run_dir.reports / "compare.json").write_text(text)
         with pytest.raises(HpcddpError, match=said):
             read_report(run_dir, "compare")
+
+
+def test_a_report_that_cannot_be_kept_is_one_sentence_and_not_the_users_fault(tmp_path):
+    run_dir = RunDir(tmp_path / "run")
+    run_dir.path.mkdir()
+    run_dir.reports.touch()  # a file where the folder should be
+    with pytest.raises(HpcddpError, match="was printed and cannot be kept in") as caught:
+        write_report(run_dir, "compare", {})
+    assert exit_code_of(caught.value) == EXIT_FAILED

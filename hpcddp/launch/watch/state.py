@@ -122,9 +122,22 @@ def _gave_up(seen: Evidence) -> bool:
     return seen.phase == "failed" and seen.turn is not None and not is_rank_failure(seen.turn)
 
 
+# Slurm takes such a job all the same, for somebody might change the partition.
+_TOO_MUCH = {
+    "PartitionConfig": "it asks for more than its partition has",
+    "PartitionNodeLimit": "it asks for more nodes than its partition gives to one job",
+    "PartitionTimeLimit": "it asks for more time than its partition gives",
+    "BadConstraints": "no node has what it asks for",
+}
+
+
 def _why_it_waits(job: JobInfo) -> str:
     if job.state == "CONFIGURING":
         return "its nodes are being prepared"
+    if job.reason in _TOO_MUCH:
+        return (
+            f"{job.reason}: it may never start, as {_TOO_MUCH[job.reason]}. Cancel it, ask for less"
+        )
     return job.reason or "Slurm has not considered it yet"
 
 
