@@ -52,7 +52,8 @@ def command(
     """Examine this login node; with --nodes N also N nodes and what is between them, by a job.
 
     Inside a job (srun, torchrun) every process takes part. Each finding is ok, warn, fail or not
-    testable, with what to type. Exit code 1 if one has failed. With --nodes data.root=FOLDER looks at data, too.
+    testable, with what to type. Exit code 1 if one has failed. In a job data.root=FOLDER looks at
+    data, too.
     """
     if measures_here(context, _REPORT):
         _examine_here(context, run_dir, typed, as_json=as_json)
