@@ -10,8 +10,6 @@ from hpcddp.cluster.profile_file import Merged
 from hpcddp.cluster.profile_schema import Preemption
 from hpcddp.launch.explain import Explanation, Row, preemption_text
 
-_ROUTE = ("partition", "qos", "constraint")
-
 
 def profile_list(profiles: Sequence[ClusterProfile]) -> list[str]:
     """One line per profile."""
