@@ -6,7 +6,6 @@ Later layers win. Knows the schema and OmegaConf; knows no cluster and no file n
 import dataclasses
 import functools
 import re
-import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hpcddp.config import schema
+from hpcddp.config.build import hints_of
 from hpcddp.config.files import did_you_mean
 from hpcddp.config.schema import RunConfig
 from hpcddp.config.yaml_text import load_yaml_mapping, parse_yaml
@@ -106,7 +106,7 @@ def type_at(key: str) -> Any:  # noqa: ANN401
     for part in key.split("."):
         if not dataclasses.is_dataclass(current):
             return None
-        current = typing.get_type_hints(current).get(part)
+        current = hints_of(current).get(part)
     return current
 
 
@@ -129,7 +129,7 @@ def _leaves(
     prefix: str = "",
 ) -> Iterator[tuple[str, Any]]:
     """Dotted key and value of every leaf; a section is a dataclass, everything else is a leaf."""
-    hints = typing.get_type_hints(section)
+    hints = hints_of(section)
     for name, value in values.items():
         key = f"{prefix}{name}"
         if name not in hints:
