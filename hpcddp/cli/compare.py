@@ -71,7 +71,7 @@ def _check_options(typed: dict[str, Any]) -> None:
         raise HpcddpError(
             f"--sweep with --modes {typed['modes']}: only ddp has such settings. Leave --modes out."
         )
-    if typed["devices"] or typed["weak"]:
+    if typed["devices"] is not None or typed["weak"]:
         raise HpcddpError(
             "--sweep measures on all devices of the job: choose them by --nodes and "
             "--gpus-per-node (resources.processes_per_node on CPUs), without --devices and --weak."
@@ -91,10 +91,12 @@ def _wanted(typed: dict[str, Any], gpus_of_node: int | None) -> "Wanted":
     """What was asked for; without --devices all that a node with so many GPUs has."""
     from hpcddp.measure.cells import MODES, Wanted, all_devices, parse_devices, parse_modes
 
-    devices = typed["devices"]
+    modes, devices = typed["modes"], typed["devices"]
     return Wanted(
-        parse_modes(typed["modes"] or ",".join(MODES)),
-        parse_devices(devices) if devices else all_devices(gpus_of_node or _DEVICES_WITHOUT_GPUS),
+        MODES if modes is None else parse_modes(modes),
+        all_devices(gpus_of_node or _DEVICES_WITHOUT_GPUS)
+        if devices is None
+        else parse_devices(devices),
         typed["weak"],
         typed["rounds"],
         typed["steps"],
@@ -132,7 +134,7 @@ def _words(typed: dict[str, Any]) -> list[str]:
     for sweep in typed["sweeps"]:
         words += ["--sweep", sweep]
     for name in ("modes", "devices"):
-        words += [f"--{name}", typed[name]] if typed[name] else []
+        words += [] if typed[name] is None else [f"--{name}", typed[name]]
     return [*words, "--weak"] if typed["weak"] else words
 
 

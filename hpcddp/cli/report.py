@@ -8,7 +8,9 @@ import click
 
 from hpcddp.errors import HpcddpError
 from hpcddp.launch.measuring import read_report, report_path
+from hpcddp.launch.phrases import command_line
 from hpcddp.launch.runs import find_run
+from hpcddp.launch.watch.observer import Observer
 from hpcddp.run_dir import RunDir, runs_root
 
 _NAMES = ("compare", "allreduce")
@@ -23,8 +25,23 @@ def command(run: str) -> None:
     """
     run_dir = find_run(runs_root(os.environ), run)
     there = [name for name in _NAMES if report_path(run_dir, name).exists()]
-    for name in there or _NAMES[:1]:
+    if not there:
+        raise _nothing_to_draw(run_dir)
+    for name in there:
         click.echo(draw_report(run_dir, name, read_report(run_dir, name)))
+
+
+def _nothing_to_draw(run_dir: RunDir) -> HpcddpError:
+    status = Observer([run_dir]).look()[0]
+    what_next = (
+        "What measures: `python -m hpcddp compare` and `python -m hpcddp bench allreduce`."
+        if status.state == "finished"
+        else f"What it does, or did: {command_line('logs', run_dir.name)}"
+    )
+    return HpcddpError(
+        f"Run `{run_dir.name}` is {status.state} and has left no report that has a page "
+        f"({', '.join(f'{name}.json' for name in _NAMES)}) in {run_dir.reports}. {what_next}"
+    )
 
 
 def draw_report(run_dir: RunDir, name: str, document: dict[str, Any]) -> Path:

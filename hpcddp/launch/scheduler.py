@@ -26,13 +26,12 @@ _SQUEUE_FIELDS = (
     "Partition",
     "RestartCnt",
     "exit_code",
-    "EligibleTime",
     "StartTime",
     "EndTime",
     "NodeList",
     "Reason",
 )
-_SACCT_FIELDS = ("JobID", "State", "ExitCode", "Eligible", "Start", "End", "Partition", "NodeList")
+_SACCT_FIELDS = ("JobID", "State", "ExitCode", "Start", "End", "Partition", "NodeList")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,6 @@ class JobInfo:
     reason: str = ""
     exit_code: int | None = None
     restarts: int | None = None
-    eligible_time: float | None = None
     start_time: float | None = None
     end_time: float | None = None
     preempt_time: float | None = None  # only `show_job` tells
@@ -127,7 +125,6 @@ def _from_squeue(row: Mapping[str, str]) -> JobInfo:
         reason=_word(row["Reason"].rstrip("|")),
         exit_code=_exit_code(row["exit_code"]),
         restarts=_number(row["RestartCnt"]),
-        eligible_time=_number(row["EligibleTime"]),
         start_time=_number(row["StartTime"]),
         end_time=_number(row["EndTime"]),
         partition=row["Partition"],
@@ -169,7 +166,6 @@ def parse_show_job(job_id: str, text: str) -> JobInfo:
         reason=_word(values.get("Reason", "")),
         exit_code=_exit_code(values.get("ExitCode", "")),
         restarts=_number(values.get("Restarts", "")),
-        eligible_time=_number(values.get("EligibleTime", "")),
         start_time=_number(values.get("StartTime", "")),
         end_time=_number(values.get("EndTime", "")),
         preempt_time=_number(values.get("PreemptTime", "")),
@@ -209,7 +205,6 @@ def _from_sacct(row: Mapping[str, str]) -> JobInfo:
         state=state,
         reason=f"by user id {by}" if by else "",
         exit_code=_exit_code(row["ExitCode"]),
-        eligible_time=_number(row["Eligible"]),
         start_time=_number(row["Start"]),
         end_time=_number(row["End"]),
         partition=row["Partition"],

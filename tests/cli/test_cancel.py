@@ -14,7 +14,7 @@ from hpcddp.errors import HpcddpError
 from hpcddp.launch.supervisor import record_supervisor
 from hpcddp.run_dir import RunDir
 
-RUNNING = "echo '38|RUNNING|main|0|0|1|1|1|gpu-01|None|'"
+RUNNING = "echo '38|RUNNING|main|0|0|1|1|gpu-01|None|'"
 SUPERVISOR = """
 import sys, time
 from pathlib import Path

@@ -52,5 +52,12 @@ def test_without_matplotlib_the_line_to_type_is_said(run_dir):
 
 
 def test_a_run_that_has_measured_nothing_is_said_so(run_dir):
-    assert "Run `r` has no report compare.json" in report(run_dir).stderr
+    run_dir.append_event("failed", reason="rank 0: ValueError", exit_code=1)
+    said = report(run_dir).stderr
+    assert "Run `r` is failed and has left no report" in said
+    assert "compare.json, allreduce.json" in said
+    assert "python -m hpcddp logs r" in said
+    run_dir.append_event("submitted", job_id="2", launcher="local")
+    run_dir.append_event("finished", attempt=1)
+    assert "is finished and has left no report" in report(run_dir).stderr
     assert "No run `other`" in report(run_dir, "other").stderr

@@ -25,8 +25,8 @@ def root(tmp_path, monkeypatch):
     squeue = tmp_path / "bin" / "squeue"
     squeue.parent.mkdir()
     lines = [
-        "1|RUNNING|main|0|0|1795963853|1795963854|1795967454|gpu-[01-02]|None|",
-        "2|PENDING|main|0|0|1700000000|1700100000|1700200000||Resources|",
+        "1|RUNNING|main|0|0|1795963854|1795967454|gpu-[01-02]|None|",
+        "2|PENDING|main|0|0|1700100000|1700200000||Resources|",
     ]
     squeue.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines))
     squeue.chmod(squeue.stat().st_mode | stat.S_IXUSR)

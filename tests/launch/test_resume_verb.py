@@ -71,7 +71,7 @@ def test_a_run_of_the_users_own_line_is_not_sent_by_resume(run_dir):
 
 def test_a_living_run_is_never_sent_twice(run_dir, fake_sbatch):
     squeue = fake_sbatch / "bin" / "squeue"
-    row = "4711|RUNNING|gpu|0|0|1|1|9999999999|n1|None"
+    row = "4711|RUNNING|gpu|0|0|1|9999999999|n1|None"
     squeue.write_text(f"#!/bin/bash\necho '{row}'\n")
     squeue.chmod(0o755)
     with pytest.raises(HpcddpError, match="is running"):
@@ -89,7 +89,7 @@ def test_a_job_that_may_still_live_is_waited_for(run_dir, fake_sbatch):
 
 def test_two_at_once_send_one_job(run_dir, fake_sbatch):
     run_dir.append_event("failed")
-    row = "4711|RUNNING|gpu|0|0|1|1|9999999999|n1|None"
+    row = "4711|RUNNING|gpu|0|0|1|9999999999|n1|None"
     bin_dir = fake_sbatch / "bin"
     for name, body in {"squeue": f"echo '{row}'", "sbatch": "sleep 1; echo 4711"}.items():
         (bin_dir / name).write_text(f"#!/bin/bash\n{body}\n")

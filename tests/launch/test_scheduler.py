@@ -12,7 +12,7 @@ from hpcddp.launch.scheduler import parse_sacct, parse_show_job, parse_squeue, q
 CASES = yaml.safe_load(
     (Path(__file__).parents[1] / "cases" / "slurm_answers.yaml").read_text(encoding="utf-8")
 )
-RUNNING_38 = "38|RUNNING|main|0|0|1795963853|1795963854|1795967454|gpu-01|None|"
+RUNNING_38 = "38|RUNNING|main|0|0|1795963854|1795967454|gpu-01|None|"
 
 
 def named(cases):
