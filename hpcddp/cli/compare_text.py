@@ -1,19 +1,20 @@
 """What `compare` prints for people, from its document. Measures nothing."""
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
+
+Row = Mapping[str, Any]
 
 _WIDEST, _NOTHING = 250, "-"
 _MIB = 1 << 20
 
 
 def compare_text(document: Mapping[str, Any]) -> str:
-    """The document as a table, the verdict below it with its evidence, and what is missing."""
+    """The document as two tables, the verdict below it with its evidence, and what is missing."""
     verdict, missing = document["verdict"], document["not_measured"]
     evidence = [f"  - {line}" for line in verdict["evidence"]]
     return "\n".join(
@@ -21,7 +22,9 @@ def compare_text(document: Mapping[str, Any]) -> str:
             "",
             *_heading(document),
             "",
-            _table_text(document["rows"]),
+            _table_text(document["rows"], _SPEED),
+            "",
+            _table_text(document["rows"], _PARTS),
             *_footnotes(document),
             "",
             f"{verdict['words']} Confidence: {verdict['confidence']}.",
@@ -51,15 +54,15 @@ def _processes(document: Mapping[str, Any]) -> str:
     return f"{document['world_size']} processes, {document['processes_per_node']} per node; "
 
 
-def _table_text(rows: Sequence[Mapping[str, Any]]) -> str:
+def _table_text(rows: Sequence[Row], figures: Mapping[str, Callable[[Row], str]]) -> str:
     """As wide as it needs to be: a figure that is cut off is none. Empty columns are left out."""
     swept = any(row["setting"] for row in rows)
-    columns = {**(_SETTING if swept else _PLACE), **_FIGURES}
+    columns = {**(_SETTING if swept else _PLACE), **figures}
     cells = {name: [cell(row) for row in rows] for name, cell in columns.items()}
     shown = {name: texts for name, texts in cells.items() if set(texts) != {_NOTHING}}
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table = Table(box=None, pad_edge=False, padding=(0, 1))
     for name in shown:
-        table.add_column(name, justify="right" if name in _FIGURES else "left", no_wrap=True)
+        table.add_column(name, justify="right" if name in figures else "left", no_wrap=True)
     for texts in zip(*shown.values(), strict=True):
         table.add_row(*texts)
     text = io.StringIO()
@@ -80,23 +83,23 @@ def _times(ratio: float | None) -> str:
     return _NOTHING if ratio is None else f"{ratio:.2f}"
 
 
-def _memory(row: Mapping[str, Any]) -> str:
+def _memory(row: Row) -> str:
     peaks = row["memory_bytes_per_device"]
     return _NOTHING if not peaks else " ".join(f"{peak / _MIB:.0f}" for peak in peaks)
 
 
-def _utilisation(row: Mapping[str, Any]) -> str:
+def _utilisation(row: Row) -> str:
     use = row["gpu_utilisation"]
     return _NOTHING if not use else " ".join(f"{100 * share:.0f}" for share in use)
 
 
-def _setting(row: Mapping[str, Any]) -> str:
+def _setting(row: Row) -> str:
     return " ".join(f"{key}={value}" for key, value in row["setting"].items())
 
 
 _PLACE = {"MODE": lambda row: row["mode"], "DEVICES": lambda row: str(row["devices"])}
 _SETTING = {"SETTING": _setting}
-_FIGURES = {
+_SPEED = {
     "STEP ms": lambda row: _ms(row["step_s_median"]),
     "P95": lambda row: _ms(row["step_s_p95"]),
     "IQR": lambda row: _ms(row["step_s_iqr"]),
@@ -104,6 +107,8 @@ _FIGURES = {
     "IMAGES/S": lambda row: f"{row['images_per_s']:.4g}",
     "SPEED-UP": lambda row: _times(row["speedup"]),
     "EFF": lambda row: _percent(row["efficiency"]),
+}
+_PARTS = {
     "COMM ms": lambda row: _ms(row["phases"].get("comm_s")),
     "EXPOSED ms": lambda row: _ms(row["phases"].get("exposed_comm_s")),
     "OF STEP": lambda row: _percent(row["exposed_comm_fraction"]),
@@ -138,4 +143,6 @@ def _footnotes(document: Mapping[str, Any]) -> list[str]:
             f"serial fraction of {mode} ({law}): {serial['serial_fraction']:.2f}, "
             f"misses by {serial['residual']:.2f}{each}"
         )
+    if any(serial["serial_fraction"] > 1 for serial in fitted.values()):
+        said.append("A serial fraction above 1: more devices are slower than one.")
     return said

@@ -51,17 +51,19 @@ def document(*rows, **more):
     }
 
 
-def columns(text):
-    """Header -> the last row's figure, of the columns that need no blanks."""
+def columns(text, figure="IMAGES/S"):
+    """Header and rows of the table that has this figure."""
     lines = text.splitlines()
-    [at] = [n for n, line in enumerate(lines) if "IMAGES/S" in line]
-    return lines[at].split(), [line.split() for line in lines[at + 2 :]]
+    [at] = [n for n, line in enumerate(lines) if figure in line]
+    return lines[at].split(), [line.split() for line in lines[at + 1 :]]
 
 
 def test_figures_are_whole_and_columns_without_any_are_left_out():
     text = compare_text(document(row("single", 1), row("dp", 4)))
     header, rows = columns(text)
     assert rows[1][:6] == ["dp", "4", "123.5", "200.0", "10.0", "50+5"]
+    header, rows = columns(text, "EXPOSED ms")
+    assert rows[1][:2] == ["dp", "4"]
     assert "300.0" in rows[1]  # CPU ms of both processes
     assert (rows[0][-2], rows[1][-3:-1]) == ("-", ["80", "%"])  # HIDDEN, left of the CPU ms
     for empty in ("MiB/DEVICE", "GPU", "SYNC"):
@@ -70,7 +72,7 @@ def test_figures_are_whole_and_columns_without_any_are_left_out():
 
 def test_on_gpus_memory_and_use_have_columns():
     on_gpus = {"memory_bytes_per_device": [3 << 30, 1 << 30], "gpu_utilisation": [0.9, 0.5]}
-    header, rows = columns(compare_text(document(row("dp", 2, **on_gpus))))
+    header, rows = columns(compare_text(document(row("dp", 2, **on_gpus))), "EXPOSED ms")
     assert {"MiB/DEVICE", "GPU"} <= set(header)
     assert rows[0][-4:] == ["3072", "1024", "90", "50"]
 
@@ -98,10 +100,26 @@ def test_weak_scaling_has_its_own_law():
 @pytest.mark.parametrize("mib", [1, 25])
 def test_a_sweep_names_settings_in_the_place_of_modes(mib):
     swept = row("ddp", 2, setting={"ddp.bucket_cap_mib": mib}, efficiency=None)
-    header, rows = columns(compare_text(document(swept, amdahl={})))
-    assert header[0] == "SETTING"
-    assert rows[0][0] == f"ddp.bucket_cap_mib={mib}"
-    assert "EFF" not in header
+    for figure in ("IMAGES/S", "EXPOSED ms"):
+        header, rows = columns(compare_text(document(swept, amdahl={})), figure)
+        assert header[0] == "SETTING"
+        assert rows[0][0] == f"ddp.bucket_cap_mib={mib}"
+        assert "EFF" not in header
+
+
+def test_tables_fit_a_terminal():
+    lines = compare_text(document(row("single", 1), row("dp", 4))).splitlines()
+    rows = [line for line in lines if line.startswith(("MODE ", "single ", "dp "))]
+    assert len(rows) == 6
+    assert max(map(len, rows)) <= 80
+
+
+def test_a_serial_fraction_above_one_is_explained():
+    slower = {"amdahl": {"ddp": {"serial_fraction": 2.4, "residual": 0.0}}}
+    assert "above 1: more devices are slower than one" in compare_text(
+        document(row("ddp", 2), **slower)
+    )
+    assert "above 1" not in compare_text(document(row("ddp", 2)))
 
 
 def test_a_sweep_says_how_many_processes_took_part():
