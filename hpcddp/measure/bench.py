@@ -52,6 +52,7 @@ class Bench:
             for _ in range(discard):
                 self._step()
             self.timer.take()
+            self.timer.take_replica_cpu()
             self._reset_peaks()
             cpu, threads = time.process_time(), self._threads()
             for _ in range(steps):
@@ -59,12 +60,12 @@ class Bench:
             times = self.timer.take()  # waits for the device
             cpu_s, now = time.process_time() - cpu, self._threads()
         typical = sorted(times, key=lambda step: step.step_s)[steps // 2]
-        spent = [now[thread] - begin for thread, begin in threads.items() if thread in now]
+        lasting = [now[thread] - begin for thread, begin in threads.items() if thread in now]
         return Block(
             step_s=[step.step_s for step in times],
             discarded=discard,
             cpu_s=cpu_s,
-            thread_cpu_s=sorted(spent, reverse=True),
+            thread_cpu_s=sorted([*lasting, *self.timer.take_replica_cpu()], reverse=True),
             resident_bytes=self._process.memory_info().rss,
             memory_bytes=self._take_peaks(),
             phases=[step.phases for step in times],

@@ -14,7 +14,7 @@ class Block:
     step_s: Sequence[float]
     discarded: int
     cpu_s: float  # of the whole process, over all these steps
-    thread_cpu_s: Sequence[float] = ()  # of its threads that lived through them, busiest first
+    thread_cpu_s: Sequence[float] = ()  # of its lasting threads and dp's on CPUs, busiest first
     resident_bytes: int = 0
     memory_bytes: Sequence[int] | None = None  # the peak on each of its devices
     phases: Sequence[Mapping[str, float]] = ()  # one for each step

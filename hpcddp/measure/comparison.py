@@ -45,8 +45,7 @@ def row_of(cell: Cell, record: CellRecord, global_batch: int) -> Row:
         "memory_bytes_per_device": memory,
         "memory_imbalance": imbalance(memory) if memory else None,
         "cpu_s_per_step_per_process": _cpu_s(record),
-        # dp's replicas have new threads in every pass: none lives through a step.
-        "cpu_s_per_step_per_thread": None if cell.mode == "dp" else _thread_cpu_s(record),
+        "cpu_s_per_step_per_thread": _thread_cpu_s(record),
         "resident_bytes_per_process": [block.resident_bytes for block in _latest(record)],
         "gpu_utilisation": _utilisation(record),
         "phases": {name: median(values) for name, values in _phases(blocks).items()},
@@ -105,7 +104,7 @@ def _cpu_s(record: CellRecord) -> list[float]:
 
 
 def _thread_cpu_s(record: CellRecord) -> list[list[float]]:
-    """CPU seconds of a step in each lasting thread of each process, from the latest visit."""
+    """CPU seconds of a step in each thread of each process, from the latest visit."""
     return [
         [seconds / len(block.step_s) for seconds in block.thread_cpu_s if seconds > 0]
         for block in _latest(record)

@@ -11,6 +11,7 @@ Shapes: n images, c = 3 channels, h = w = image_size, k classes.
 import copy
 import functools
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -79,9 +80,9 @@ class ThreadedDataParallel(nn.Module):
                 return replicas[index](chunks[index])
 
         if self._draws is not None:
-            return _in_threads(run, len(chunks), one_by_one=self._draws)
+            return _in_threads(run, len(chunks), self._timer, one_by_one=self._draws)
         before = torch.get_rng_state()
-        outputs = _in_threads(run, len(chunks), one_by_one=True)
+        outputs = _in_threads(run, len(chunks), self._timer, one_by_one=True)
         if self.module.training and grad:
             self._draws = not torch.equal(before, torch.get_rng_state())
         return outputs
@@ -123,7 +124,7 @@ class _ReplicatedPass(torch.autograd.Function):
                 outputs[index], wanted, parts_nk[index].to(outputs[index].dtype), allow_unused=True
             )
 
-        per_replica = _in_threads(run, len(outputs))
+        per_replica = _in_threads(run, len(outputs), ctx.timer)
         with ctx.timer.part("reduce_s"):
             reduced = iter([_add_up(gradients) for gradients in zip(*per_replica, strict=True)])
         needs = [p.requires_grad for p in replicas[0].parameters()]
@@ -147,7 +148,9 @@ def _add_up(gradients: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
     return functools.reduce(torch.add, present) if present else None
 
 
-def _in_threads(work: Callable[[int], _T], count: int, *, one_by_one: bool = False) -> list[_T]:
+def _in_threads(
+    work: Callable[[int], _T], count: int, timer: Timer, *, one_by_one: bool = False
+) -> list[_T]:
     """`work(index)` for every index, each in its own thread; the first error is raised here."""
     results: dict[int, _T] = {}
     errors: dict[int, BaseException] = {}
@@ -157,6 +160,7 @@ def _in_threads(work: Callable[[int], _T], count: int, *, one_by_one: bool = Fal
             results[index] = work(index)
         except BaseException as error:  # it belongs to the caller's thread
             errors[index] = error
+        timer.replica_cpu(index, time.thread_time())
 
     threads = [threading.Thread(target=run, args=(index,)) for index in range(count)]
     for thread in threads:

@@ -64,6 +64,9 @@ class Timer(Protocol):
     def note_buckets(self, ddp: DistributedDataParallel) -> None:
         """Note the buckets of `ddp`. Before its first pass; once."""
 
+    def replica_cpu(self, index: int, seconds: float) -> None:
+        """The thread of DataParallel's replica `index` has used that much of a CPU, and ends."""
+
     def report(self, planned_bytes: int) -> dict[str, Any]:
         """What a record says of the steps since the last: `comm_bytes_per_step`, and `phases`."""
 
@@ -80,6 +83,9 @@ class NoTimer:
         return _NOTHING
 
     def note_buckets(self, ddp: DistributedDataParallel) -> None:
+        pass
+
+    def replica_cpu(self, index: int, seconds: float) -> None:
         pass
 
     def report(self, planned_bytes: int) -> dict[str, Any]:
@@ -102,6 +108,7 @@ class StepTimer:
         self._phase = "other_s"
         self._marks = _Marks()
         self._done: list[_Marks] = []
+        self._replica_cpu_s: defaultdict[int, float] = defaultdict(float)
         self._contexts = {name: _Phase(self.enter, name) for name in (*PHASES, *DP_PARTS)}
         self._step = _Step(self)
 
@@ -128,6 +135,14 @@ class StepTimer:
 
     def note_buckets(self, ddp: DistributedDataParallel) -> None:
         note_buckets(ddp, self._clock, self._note_bucket)
+
+    def replica_cpu(self, index: int, seconds: float) -> None:
+        self._replica_cpu_s[index] += seconds  # a replica has one thread at a time
+
+    def take_replica_cpu(self) -> list[float]:
+        """CPU seconds of each replica's threads since this was last asked; none but with dp."""
+        spent, self._replica_cpu_s = self._replica_cpu_s, defaultdict(float)
+        return [spent[index] for index in sorted(spent)]
 
     def _note_bucket(self, bucket: BucketMarks) -> None:
         self._marks.buckets.append(bucket)

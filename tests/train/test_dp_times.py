@@ -1,6 +1,7 @@
 """What DataParallel does between its replicas is timed and counted, on threads and on GPUs."""
 
 import sys
+import time
 
 import pytest
 import torch
@@ -187,3 +188,19 @@ def test_the_planned_bytes_are_those_that_were_copied_and_added(monkeypatch, rep
     assert planned.comm_bytes == moved["parameters"] + moved["gradients"]
     assert planned.buffer_bytes == moved["buffers"]
     assert planned == Traffic(*[2 * copies * n for n in (2 * 31 * 4, 6 * 4 + 8)])
+
+
+def test_the_cpu_time_of_each_replica_is_told_once():
+    timer = StepTimer(HandClock())
+    parallel = ThreadedDataParallel(model(), 3, timer)
+    before = time.process_time()
+    for _ in range(20):
+        parallel(torch.randn(12, 2)).sum().backward()
+    of_all = time.process_time() - before
+    spent = timer.take_replica_cpu()
+    assert len(spent) == 3
+    assert all(seconds > 0 for seconds in spent)
+    assert sum(spent) <= of_all
+    assert timer.take_replica_cpu() == []
+    parallel.eval()(torch.randn(1, 2))  # for one replica there is no second chunk
+    assert len(timer.take_replica_cpu()) == 1
