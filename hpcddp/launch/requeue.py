@@ -38,6 +38,8 @@ def finish_attempt(
     call could not run, and that it must requeue by itself.
     """
     config, attempt = read_config(run_dir), int(environ.get("HPCDDP_ATTEMPT", "0"))
+    if run_dir.refusal(attempt).exists():
+        return exit_code  # the run is another job's
     why = StopReason.UNKNOWN
     if "SLURM_JOB_ID" in environ and exit_code != EXIT_DONE:
         now = ask_stop_reason(environ, config.resources.warn_before_s)

@@ -23,19 +23,21 @@ def attend(
     run_dir: RunDir,
     stop_flag: StopFlag,
     environ: Mapping[str, str],
-) -> None:
+) -> threading.Thread:
     """Record that the attempt begins and how the one before ended; from now on note why it stops.
 
-    Call it in the main process.
+    Call it in the main process. The thread that is returned ends once it has noted that.
     """
     _explain_predecessor(layout, run_dir)
     _record_launch(layout, run_dir, environ)
-    threading.Thread(
+    notes = threading.Thread(
         target=_note_stop,
         args=(config, layout, run_dir, stop_flag, environ),
         name="stop-reason",
         daemon=True,
-    ).start()
+    )
+    notes.start()
+    return notes
 
 
 def _record_launch(layout: ProcessLayout, run_dir: RunDir, environ: Mapping[str, str]) -> None:

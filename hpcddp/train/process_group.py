@@ -48,17 +48,27 @@ class Ranks(Protocol):
         """Part in good order. Not after an error: it could wait for a process that is gone."""
 
 
-def open_ranks(layout: ProcessLayout, device: torch.device, timeout_s: float) -> Ranks:
+def _nothing() -> None:
+    """For those who do not ask when all have met."""
+
+
+def open_ranks(
+    layout: ProcessLayout,
+    device: torch.device,
+    timeout_s: float,
+    once_met: Callable[[], None] = _nothing,
+) -> Ranks:
     """Meet the other processes of the job. Collective.
 
-    Raises HpcddpError `rendezvous` when they do not come within `timeout_s`.
+    `once_met` is called when all are there, right before they depend on each other. Raises
+    HpcddpError `rendezvous` when they do not come within `timeout_s`.
     """
+    place: dict[str, Any] = {"init_method": "env://"}
+    if layout.world_size > 1 and not layout.has_store:
+        place = {"store": meet(layout, timeout_s)}
+    once_met()
     if layout.world_size == 1:
         return LoneProcess()
-    if layout.has_store:
-        place: dict[str, Any] = {"init_method": "env://"}
-    else:
-        place = {"store": meet(layout, timeout_s)}
     dist.init_process_group(
         backend_of(device),
         rank=layout.global_rank,

@@ -76,9 +76,11 @@ def build_session(
     found: Found,
     run_dir: RunDir,
     owner: Ownership | None = None,
+    watchdog: Watchdog | None = None,
 ) -> Session:
     """Model, optimizer and data, at the step where `found` left off. Collective."""
     train = task.config.train
+    watchdog = watchdog or Watchdog(task.layout, run_dir, 0)
     state = build_state(task, device)
     journal = Journal(run_dir, task.layout)
     journal.started(**_facts(task, device, state))
@@ -88,6 +90,7 @@ def build_session(
     forward = Forward(replicas, device, train.precision, train.label_smoothing)
     to_device = build_to_device(task.train_set, device, _channels_last(train.channels_last, device))
     warm_up(forward, *to_device(_made_up_batch(task)))
+    watchdog.beat()
     restore(found, state, ranks)
     skips = train.on_nonfinite == "skip"
     if found.point is not None:
@@ -101,7 +104,7 @@ def build_session(
         feed=_build_feed(task, to_device, state.step, timer),
         eval_task=_build_eval_task(task, to_device, forward),
         vote=vote,
-        watchdog=Watchdog(task.layout, run_dir, train.hang_timeout_s),
+        watchdog=watchdog,
         journal=journal,
         saver=_build_saver(task, device, state.step, ranks, journal, run_dir, owner),
         watch=LossWatch(device),

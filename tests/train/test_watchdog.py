@@ -37,6 +37,25 @@ def test_a_process_that_goes_on_or_has_ended_is_left_alone(tmp_path):
     assert not (tmp_path / "events.jsonl").exists()
 
 
+_HANGS_AND_CANNOT_SAY_SO = """
+import sys, time
+from hpcddp.config.layout import ProcessLayout
+from hpcddp.run_dir import RunDir
+from hpcddp.train import watchdog
+watchdog._MOST_WORDS_S = 0.5
+watchdog.write_atomically = lambda *_: time.sleep(600)
+watchdog.Watchdog(ProcessLayout(), RunDir(__import__("pathlib").Path(sys.argv[1])), 0.2).start()
+time.sleep(600)
+"""
+
+
+def test_a_file_system_that_hangs_does_not_keep_a_process_that_hangs(tmp_path):
+    words = [sys.executable, "-c", _HANGS_AND_CANNOT_SAY_SO, str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "no progress for" in done.stderr
+
+
 @pytest.fixture
 def hpcddp(tmp_path):
     env = {**os.environ, "HPCDDP_RUNS_DIR": str(tmp_path / "runs"), "OMP_NUM_THREADS": "1"}
