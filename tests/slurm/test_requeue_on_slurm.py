@@ -3,7 +3,9 @@
 The program is a user's own that needs no torch. It saves nothing and leaves with 75 when told to.
 """
 
+import os
 import random
+import signal
 import sys
 import time
 
@@ -132,6 +134,20 @@ def test_a_run_goes_on_after_a_node_failure(hpcddp, cluster, start, finish):
     assert restarts(cluster, job_id) == 1
     ends = [attempt["end"] for attempt in finished["attempts"]]
     assert ends == ["node failure", "finished"]
+
+
+@pytest.mark.slow  # srun and scontrol take their time to give up
+def test_a_controller_that_is_away_at_the_last_act_is_waited_for(hpcddp, cluster, start, finish):
+    job_id = start()
+    cluster.run(["scancel", "--signal=TERM", job_id])
+    os.kill(int((cluster.state_dir / "slurmctld.pid").read_text()), signal.SIGTERM)
+    log = hpcddp.run_dir("demo").batch_log
+    cluster.wait_until(lambda: "" if "does not answer" in log.read_text() else "it does", 60)
+    controller = cluster.node_exec("login", ["slurmctld", "-f", cluster.conf])
+    assert controller.returncode == 0, controller.stderr
+    assert hpcddp.wait_for_event("demo", "requeued", timeout=90)["exit_code"] == 75
+    assert finish()["job_id"] == job_id
+    assert restarts(cluster, job_id) == 1
 
 
 def test_of_an_array_only_the_element_that_asked_comes_back(hpcddp, cluster, tmp_path):
