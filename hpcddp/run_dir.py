@@ -129,7 +129,7 @@ class RunDir:
         return self.attempt_logs(attempt) / f"rank-{global_rank:04d}.log"
 
     def refusal(self, attempt: int) -> Path:
-        """There once this attempt has found the run in other hands: how it ends is not the run's."""
+        """There once this attempt has found the run in other hands: its end is not the run's."""
         return self.attempt_logs(attempt) / "refused"
 
     def append_event(self, kind: str, **fields: Any) -> None:  # noqa: ANN401

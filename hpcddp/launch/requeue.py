@@ -1,13 +1,14 @@
 """The last act of a batch script: record how the attempt ended, and start the run again or not.
 
 Runs on the host with srun's exit code. Knows Slurm and the run directory; loads no torch.
-Nothing may follow a requeue: Slurm begins to kill the job at once.
+Little may follow a requeue: Slurm begins to kill the job at once.
 """
 
 import argparse
 import dataclasses
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ from hpcddp.errors import HpcddpError, SubmissionFailed
 from hpcddp.launch.decision import Decision, Ending, Event, decide
 from hpcddp.launch.history import since_sent
 from hpcddp.launch.last_words import first_exit, has_run_out_of_memory, words_of_attempt
+from hpcddp.launch.scheduler import lost_nodes
 from hpcddp.launch.slurm_tool import is_silence, tell
 from hpcddp.launch.stop_reason import (
     SlurmSays,
@@ -58,9 +60,9 @@ def finish_attempt(
     if is_newer or (terminated and _has_decided(seen.events, attempt)):
         return exit_code
     decision = seen.decision
-    _record(run_dir, decision, seen.ending, seen.events)
+    _record(run_dir, seen)
     if decision.event == "requeued" and seen.ending.why is not StopReason.REQUEUED:
-        return _start_again(run_dir, decision, environ)
+        return _start_again(run_dir, config, seen, environ)
     return EXIT_AGAIN if exit_code == EXIT_AGAIN else decision.exit_code
 
 
@@ -71,14 +73,18 @@ class _Outlook:
     ending: Ending
     events: Sequence[Event]
     decision: Decision
-    is_silent: bool  # Slurm gave no answer
+    slurm: SlurmSays
 
     @property
     def is_to_wait(self) -> bool:
         """While Slurm's controller is away nobody ends this job, and nobody can start it again.
         Once it ends the job there is no time to wait.
         """
-        return self.is_silent and self.decision.event == "requeued" and not self.ending.terminated
+        return (
+            self.slurm.is_silent
+            and self.decision.event == "requeued"
+            and not self.ending.terminated
+        )
 
 
 def _look(
@@ -96,7 +102,7 @@ def _look(
     events = since_sent(run_dir.read_events())  # read last: `cancel` may have written meanwhile
     ending = _ending(run_dir, exit_code, attempt, events, is_own_program=bool(config.command))
     ending = dataclasses.replace(ending, why=why, terminated=terminated)
-    return _Outlook(ending, events, decide(ending, events, config.requeue), now.is_silent)
+    return _Outlook(ending, events, decide(ending, events, config.requeue), now)
 
 
 def _is_superseded(events: Sequence[Event], attempt: int, environ: Mapping[str, str]) -> bool:
@@ -116,7 +122,7 @@ def _has_decided(events: Sequence[Event], attempt: int) -> bool:
 def _ending(
     run_dir: RunDir, exit_code: int, attempt: int, events: Sequence[Event], *, is_own_program: bool
 ) -> Ending:
-    """The end as this host saw it; srun's own words, and the processes', tell what its code hides."""
+    """The end as this host saw it; srun's words and the processes' tell what its code hides."""
     words = words_of_attempt(run_dir, attempt)
     first = first_exit(words) if is_own_program and exit_code else None
     code, culprit = first or (_code_of_processes(exit_code, attempt, events), "")
@@ -146,10 +152,11 @@ def _early_reason(run_dir: RunDir, attempt: int) -> Event:
     return next((event for event in reversed(told) if event.get("attempt") == attempt), {})
 
 
-def _record(run_dir: RunDir, decision: Decision, ending: Ending, events: Sequence[Event]) -> None:
+def _record(run_dir: RunDir, seen: _Outlook) -> None:
+    decision, ending, events = seen.decision, seen.ending, seen.events
     if any(event["event"] == decision.event for event in events) and decision.event == "finished":
         return  # training has said so itself, with the accuracy
-    fields: dict[str, Any] = {"attempt": ending.attempt}
+    fields: dict[str, Any] = {"attempt": ending.attempt, **seen.slurm.hints}
     is_ours = ending.why is not StopReason.REQUEUED  # else Slurm keeps count
     if decision.event == "requeued" and decision.exit_code != EXIT_AGAIN and is_ours:
         fields["failure"] = ending.exit_code
@@ -160,32 +167,47 @@ def _record(run_dir: RunDir, decision: Decision, ending: Ending, events: Sequenc
     run_dir.append_event(decision.event, **fields, exit_code=ending.exit_code)
 
 
-def _start_again(run_dir: RunDir, decision: Decision, environ: Mapping[str, str]) -> int:
+def _start_again(
+    run_dir: RunDir, config: RunConfig, seen: _Outlook, environ: Mapping[str, str]
+) -> int:
     """Ask Slurm for the requeue; the local executor restarts what leaves with 75."""
     if "SLURM_JOB_ID" not in environ:
         return EXIT_AGAIN
-    target = requeue_target(environ)
+    target, excluded = requeue_target(environ), _excluded(config, seen)
+    if excluded:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # there is one more thing to say
     refusal = _requeue(target)
+    if refusal is None and excluded:
+        _scontrol(["update", f"jobid={target}", f"ExcNodeList={excluded}"])
     if refusal and not is_silence(refusal):
         refusal = _send_anew(run_dir)
     if refusal is None:
-        return decision.exit_code
+        return seen.decision.exit_code
     run_dir.append_event(
         "failed", reason=f"Slurm refused to requeue: {refusal}", exit_code=EXIT_FAILED
     )
     print(f"hpcddp: cannot requeue {target}: {refusal}", file=sys.stderr)
     # The script tries once more by itself after any other answer than 75.
-    return EXIT_FAILED if is_silence(refusal) else decision.exit_code
+    return EXIT_FAILED if is_silence(refusal) else seen.decision.exit_code
+
+
+def _excluded(config: RunConfig, seen: _Outlook) -> str:
+    """The nodes to keep from the next attempt: after a failure those that Slurm has lost, which may
+    answer again by then, and what the user wanted to keep from all; empty if there is no news.
+    """
+    own = [event for event in seen.events if event.get("attempt") == seen.ending.attempt]
+    hosts = next((event["hosts"] for event in own if event.get("hosts")), ())
+    lost = lost_nodes(hosts) if seen.decision.exit_code != EXIT_AGAIN else []
+    users = config.resources.sbatch.get("exclude") or ""
+    return ",".join([*filter(None, [users]), *lost]) if lost else ""
 
 
 def _requeue(target: str) -> str | None:
     """Requeue this job, allowing it first where the job forbids it; Slurm's refusal, or None."""
     refusal = _scontrol(["requeue", target])
-    if (
-        refusal is None
-        or is_silence(refusal)
-        or _scontrol(["update", f"jobid={target}", "requeue=1"]) is not None
-    ):
+    if refusal is None or is_silence(refusal):
+        return refusal
+    if _scontrol(["update", f"jobid={target}", "requeue=1"]) is not None:
         return refusal
     return _scontrol(["requeue", target])
 

@@ -4,7 +4,6 @@ import re
 import subprocess
 from collections.abc import Sequence
 
-
 _SILENT = re.compile(r"unable to contact|timed out|zero bytes|no answer|connection", re.IGNORECASE)
 
 

@@ -289,6 +289,35 @@ def test_the_75_of_processes_that_were_ended_for_one_that_failed_is_a_failure(
     assert (last["event"], last["exit_code"]) == (event, 2 if event == "failed" else 75)
 
 
+@pytest.mark.parametrize(
+    ("exclude", "lost", "update"),
+    [
+        (None, ["n2"], [["update", "jobid=7", "ExcNodeList=n2"]]),
+        ("n9", ["n2"], [["update", "jobid=7", "ExcNodeList=n9,n2"]]),
+        ("n9", [], []),
+    ],
+)
+def test_after_a_failure_a_lost_node_is_kept_from_the_next_attempt(
+    run_dir, monkeypatch, exclude, lost, update
+):
+    asked = []
+    sbatch = {"exclude": exclude} if exclude else {}
+    values = {
+        "train": {"max_steps": 1},
+        "requeue": {"max_failures": 1},
+        "resources": {"sbatch": sbatch},
+    }
+    run_dir.config.write_text(config_text(resolve([Layer("test", values)])))
+    monkeypatch.setattr(requeue, "lost_nodes", lambda hosts: lost)
+    monkeypatch.setattr(requeue.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(requeue, "_scontrol", lambda words: asked.append(words))
+    finish_attempt(run_dir, 1, {"SLURM_JOB_ID": "7"})
+    assert asked == [["requeue", "7"], *update]
+    asked.clear()
+    finish_attempt(run_dir, 75, {"SLURM_JOB_ID": "7"})
+    assert asked == [["requeue", "7"]]
+
+
 def test_what_slurm_has_requeued_already_is_left_alone(run_dir, monkeypatch, slurm_says):
     slurm_says[0] = JobInfo("7", state="COMPLETING", restarts=1)
     monkeypatch.setattr(requeue, "_scontrol", lambda words: pytest.fail(f"asked for {words}"))

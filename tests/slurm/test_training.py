@@ -56,6 +56,10 @@ def test_a_signalled_job_saves_comes_back_and_ends_with_the_same_bits(hpcddp, cl
     assert 2 <= stopped["step"] < 24
     status = hpcddp.wait_for("r", "finished", timeout=600)
     assert (status["attempt"], status["job_id"], status["step"]) == (1, job_id, 24)
+    first, second = status["attempts"]
+    assert (first["end"], first["steps_lost"], second["end"]) == ("signalled", 0, "finished")
+    assert first["signal_to_exit_s"] > 0
+    assert second["restart_to_first_step_s"] > 0
     resumed = next(event for event in run_dir.read_events() if event["event"] == "resumed")
     assert resumed["step"] == stopped["step"]
     hpcddp.submit("uninterrupted", *words)

@@ -142,6 +142,11 @@ def _why_it_waits(job: JobInfo) -> str:
         return (
             f"{job.reason}: it may never start, as {_TOO_MUCH[job.reason]}. Cancel it, ask for less"
         )
+    if job.reason == "BeginTime" and job.restarts:
+        return (
+            "BeginTime: Slurm holds it back after a requeue. To start it as soon as there is room: "
+            f"scontrol update jobid={job.job_id} StartTime=now"
+        )
     return job.reason or "Slurm has not considered it yet"
 
 
