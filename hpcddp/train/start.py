@@ -20,7 +20,7 @@ from hpcddp.train.replicas import devices_per_process
 from hpcddp.train.resume import Expected, find_checkpoint, is_finished
 from hpcddp.train.setup import Session, build_session
 from hpcddp.train.stop import StopVote
-from hpcddp.train.task import build_task, identity_of
+from hpcddp.train.task import build_task, identity_of, settings_of, with_micro_batch
 from hpcddp.train.watchdog import Watchdog
 
 _log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class Start:
             return None
         self._look_around()
         return build_session(
-            task,
+            with_micro_batch(task, found.point.micro_batch) if found.point else task,
             self.device,
             self.ranks,
             self.vote,
@@ -90,5 +90,6 @@ class Start:
         return Expected(
             identity_of(self.config, self.run_dir.name),
             fingerprint_of(self.device, self.layout.world_size, devices),
+            settings_of(self.config),
             self.config.checkpoint.strict_fingerprint,
         )
