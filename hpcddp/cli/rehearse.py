@@ -30,7 +30,8 @@ def command(context: click.Context, steps: int, as_json: bool, **typed: Any) -> 
     """Run a short copy of a job twice, once uninterrupted and once preempted, and compare.
 
     The second run gets SIGTERM after a third of its steps, saves, is requeued and goes on. Exit
-    code 1 if the job would lose work: steps lost, other bits, no restart, or too short a warning.
+    code 1 if the job would lose work: steps lost, other bits, no restart, too short a warning, or
+    a stop that takes longer than a preemption leaves it on that partition.
     """
     request = resolve_request(build_request(context, typed, short_overrides(steps)), os.environ)
     if request.config.command:
@@ -65,6 +66,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
         ("save at the stop", _seconds(report["save_s"])),
         ("save beside training stalls it", _seconds(report["stall_s"])),
         ("signal to exit", _seconds(report["stop_s"])),
+        ("preemption: signal to kill", _seconds(report["kill_after_s"])),
         ("exit to restart (requeue)", _seconds(report["requeue_s"])),
         ("restart to first step", _seconds(report["restart_s"])),
         ("resources.warn_before_s", _recommended(report)),

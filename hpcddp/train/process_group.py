@@ -4,7 +4,8 @@
 is alone.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -12,7 +13,8 @@ import torch.distributed as dist
 
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.errors import HpcddpError
-from hpcddp.train.rendezvous import meet
+from hpcddp.train.background import Background
+from hpcddp.train.rendezvous import meet, not_joined
 
 T = TypeVar("T")
 
@@ -69,14 +71,26 @@ def open_ranks(
     once_met()
     if layout.world_size == 1:
         return LoneProcess()
+    # torch's own deadline for this would be that of every later collective too.
+    joining = Background("join-group")
+    joining.start(partial(_join, layout, device, place))
+    if not joining.wait(timeout_s):
+        raise not_joined(layout, timeout_s)
+    return RankGroup(layout)
+
+
+def _join(layout: ProcessLayout, device: torch.device, place: Mapping[str, Any]) -> None:
+    """Connect every process with every other one."""
+    is_cuda = device.type == "cuda"
+    if is_cuda:
+        torch.cuda.set_device(device)  # which holds for one thread only
     dist.init_process_group(
         backend_of(device),
         rank=layout.global_rank,
         world_size=layout.world_size,
-        device_id=device if device.type == "cuda" else None,
+        device_id=device if is_cuda else None,
         **place,
     )
-    return RankGroup(layout)
 
 
 def backend_of(device: torch.device) -> str:
