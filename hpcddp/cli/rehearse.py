@@ -66,12 +66,13 @@ def _lines(report: dict[str, Any]) -> list[str]:
         ("save at the stop", _seconds(report["save_s"])),
         ("save beside training stalls it", _seconds(report["stall_s"])),
         ("signal to exit", _seconds(report["stop_s"])),
-        ("preemption: signal to kill", _seconds(report["kill_after_s"])),
         ("exit to restart (requeue)", _seconds(report["requeue_s"])),
         ("restart to first step", _seconds(report["restart_s"])),
         ("resources.warn_before_s", _recommended(report)),
         ("seconds between checkpoints", _seconds(report["recommended_interval_s"])),
     ]
+    if report["kill_after_s"] is not None:
+        pairs.insert(5, ("a preemption kills after", _seconds(report["kill_after_s"])))
     rows = [(name, "-" if value is None else str(value)) for name, value in pairs]
     verdict = "This job survives a preemption with the same bits."
     if report["problems"]:

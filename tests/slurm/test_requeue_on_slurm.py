@@ -224,6 +224,7 @@ def test_where_the_last_act_fails_the_shell_requeues(hpcddp, cluster, start, fin
 
 # Moments at which a user cancels. The last act takes some tenths of a second on a busy machine.
 MOMENTS = ("submitted", "running", "last_act", "requeued")
+PARTITIONS = {"in_grace": ["resources.partition=preempt-grace"]}
 
 
 def cancel_at(moment, draw, hpcddp, cluster, name, job_id, by_hpcddp):
@@ -238,6 +239,9 @@ def cancel_at(moment, draw, hpcddp, cluster, name, job_id, by_hpcddp):
     elif moment == "last_act":
         cluster.run(["scancel", "--signal=TERM", job_id])  # to the processes only: they leave
         time.sleep(draw.uniform(0, 1.0))
+    elif moment == "in_grace":
+        cluster.preempt(job_id, hold_s=1)
+        time.sleep(draw.uniform(0, 3.0))
     elif moment == "requeued":
         cluster.run(["scancel", "--signal=TERM", job_id])
         hpcddp.wait_for_event(name, "requeued")
@@ -249,7 +253,8 @@ def cancel_at(moment, draw, hpcddp, cluster, name, job_id, by_hpcddp):
 def cancel_once(number, moment, hpcddp, cluster, tmp_path, by_hpcddp):
     """Cancel one run at that moment; it must be over then, and stay so."""
     draw, name = random.Random(number), f"demo-{number}"
-    job_id = hpcddp.submit(name, command=[*STOPS, str(tmp_path / name)], nodes=1)
+    words, command = PARTITIONS.get(moment, ()), [*STOPS, str(tmp_path / name)]
+    job_id = hpcddp.submit(name, *words, command=command, nodes=1)
     if moment == "submitted":
         time.sleep(draw.uniform(0, 0.5))
     else:
@@ -283,7 +288,7 @@ def test_a_cancelled_run_never_comes_back(hpcddp, cluster, tmp_path, by_hpcddp):
 @pytest.mark.slow
 @pytest.mark.parametrize("by_hpcddp", [False, True], ids=["scancel", "hpcddp_cancel"])
 def test_a_cancelled_run_never_comes_back_in_many_trials(hpcddp, cluster, tmp_path, by_hpcddp):
-    moments = [*MOMENTS, "last_act"] * 10
+    moments = [*MOMENTS, "in_grace"] * 20
     trials = [*enumerate(moments)]
     while trials:  # Slurm forgets an ended job after some minutes
         now, trials = trials[:10], trials[10:]
