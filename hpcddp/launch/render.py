@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import hpcddp
 from hpcddp.cluster.option_values import parse_time_limit
-from hpcddp.cluster.options import check_options, check_text, long_name
+from hpcddp.cluster.options import check_options, check_text, is_given, long_name
 from hpcddp.cluster.profile import ClusterProfile
 from hpcddp.config.files import shipped_dir
 from hpcddp.config.schema import Resources, RunConfig
@@ -127,7 +127,7 @@ def sbatch_options(
     extra = {long_name(key): value for key, value in resources.sbatch.items()}
     check_extra("resources.sbatch", extra, {**_OWNED, **_named_settings(wanted)})
     options = wanted | extra | ({"requeue": None} if extra.get("no-requeue") else {})
-    return {key: value for key, value in options.items() if value not in (None, False)}
+    return {key: value for key, value in options.items() if is_given(value)}
 
 
 def _task_options(resources: Resources, profile: ClusterProfile, processes: int) -> dict[str, Any]:
