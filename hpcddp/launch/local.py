@@ -22,7 +22,7 @@ from hpcddp.run_dir import RunDir
 def submit_to_local(run_dir: RunDir) -> str:
     """Start the run's supervisor, detached from this terminal, and return its job id."""
     run_dir.batch_log.parent.mkdir(parents=True, exist_ok=True)
-    inherited = inherited_names(os.environ)
+    inherited = inherited_names(os.environ, on_this_machine=True)
     environ = {name: value for name, value in os.environ.items() if name not in inherited}
     with run_dir.batch_log.open("ab") as log:
         process = subprocess.Popen(
