@@ -231,13 +231,15 @@ def _conflict(given: Mapping[str, Value], names: Sequence[str], why: str) -> Hpc
     return HpcddpError(f"{pairs}: {why}. Leave one out.", "conflict")
 
 
-def check_text(text: str, what: str) -> None:
-    """Refuse `%` (Slurm puts the user, job id ... there), backslash and control characters.
+def check_text(text: str, what: str, *, by_slurm: bool = True) -> None:
+    """Refuse control characters and, in what Slurm reads, `%` (it puts the user, job id ... there)
+    and backslash.
 
     Everything else is quoted and works: blanks, quotes, `$`, `;`, brackets, non-ASCII. Raises
     HpcddpError `unsafe_path`.
     """
-    bad = next((char for char in text if char in "%\\" or _is_control(char)), None)
+    rewritten = "%\\" if by_slurm else ""
+    bad = next((char for char in text if char in rewritten or _is_control(char)), None)
     if bad is None:
         return
     reason = "Slurm replaces it" if bad == "%" else "it does not survive the batch script"

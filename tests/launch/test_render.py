@@ -159,11 +159,22 @@ def test_gpus_on_a_profile_without_any_are_refused():
         rendered("generic-cpu", ["resources.gpus_per_node=2"])
 
 
+@pytest.mark.parametrize("profile", ["generic", "local"])
 @pytest.mark.parametrize("bad", ["50%", "back\\slash", "new\nline"])
-def test_paths_that_slurm_rewrites_are_refused(bad):
+def test_paths_that_slurm_rewrites_are_refused(bad, profile):
+    if profile == "local" and bad.isprintable():
+        assert bad in rendered(profile, [], run=f"/shared/runs/{bad}")
+        return
     with pytest.raises(HpcddpError) as caught:
-        rendered("generic", [], run=f"/shared/runs/{bad}")
+        rendered(profile, [], run=f"/shared/runs/{bad}")
     assert caught.value.code == "unsafe_path"
+
+
+@pytest.mark.parametrize(("before", "after"), [("", "cpu"), ("export HPCDDP_DEVICE=cuda", "cuda")])
+def test_a_device_that_the_user_asks_for_wins_over_a_profile_without_gpus(before, after):
+    [line] = [each for each in rendered("generic-cpu", []).splitlines() if "DEVICE=cpu" in each]
+    words = ["bash", "-c", f"{before}\n{line}\nprintf %s $HPCDDP_DEVICE"]
+    assert subprocess.run(words, capture_output=True, text=True, env={}).stdout == after
 
 
 if __name__ == "__main__":
