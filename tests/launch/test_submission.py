@@ -130,13 +130,22 @@ def test_what_slurm_accepts_and_a_user_regrets_is_said(fake_sbatch):
     assert "#SBATCH --requeue" not in script
 
 
-def test_render_works_without_slurm(workplace):
-    result = hpcddp("render", "--cluster", "generic", "--name", "r")
-    assert result.stdout.startswith("#!/bin/bash\n#SBATCH --job-name=r\n")
-
-
-def test_auto_without_slurm_says_what_to_type(workplace, monkeypatch):
+@pytest.fixture
+def no_slurm(workplace, monkeypatch):
+    """A machine on which no program is found."""
     monkeypatch.setenv("PATH", str(workplace))
+
+
+def test_render_and_a_dry_run_work_without_slurm(no_slurm):
+    words = ["--cluster", "generic", "--name", "r"]
+    script = hpcddp("render", *words).stdout
+    assert script.startswith("#!/bin/bash\n#SBATCH --job-name=r\n")
+    result = CliRunner().invoke(group, ["submit", "--dry-run", *words])
+    assert result.exit_code == 0
+    assert f"{script}\n# sbatch --test-only: not asked, no answer from Slurm here" in result.stdout
+
+
+def test_auto_without_slurm_says_what_to_type(no_slurm):
     with pytest.raises(HpcddpError, match="--cluster local"):
         hpcddp("render", "--name", "r")
 
