@@ -318,6 +318,23 @@ def test_a_folder_that_cannot_be_filled_does_not_occupy_the_name(fake_sbatch, mo
     assert not (fake_sbatch / "runs" / "r").exists()
 
 
+@pytest.mark.parametrize(
+    ("command", "missing"),
+    [
+        (["python", "-u", "no_such.py"], ["no_such.py"]),
+        (["./no_such", "no_such.sh"], ["./no_such", "no_such.sh"]),
+        (["python", "-u", "here.py", "--out", "new.py"], []),
+        (["bash", "-c", "cat > new.sh"], []),
+        (["python", "-m", "package", "--out", "new.py"], []),
+    ],
+)
+def test_submit_warns_of_a_program_that_is_not_there(workplace, command, missing):
+    (workplace / "here.py").touch()
+    result = hpcddp("submit", "--dry-run", "--cluster", "local", "--", *command)
+    warned = [line for line in result.stderr.splitlines() if "is not found here" in line]
+    assert warned == [f"Warning: `{name}` is not found here, in {workplace}." for name in missing]
+
+
 def test_submit_warns_where_the_nodes_may_not_see_the_runs(fake_sbatch, monkeypatch):
     def mounted_as(kind):
         mount = Mount("/", kind, "source")
