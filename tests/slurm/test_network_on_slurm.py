@@ -8,6 +8,7 @@ import json
 import sys
 
 import pytest
+from hpcddp_user import SMALLEST
 
 MIB = 1 << 20
 SLOW = "10.99.0"  # inside the nodes' namespaces only
@@ -32,11 +33,6 @@ while len(list(place.glob("sent-*.json"))) < 2:  # who leaves first would cut th
     time.sleep(0.1)
 os._exit(0)
 """
-TINY = (
-    "train.model=shufflenet_v2_x0_5", "train.model_options.zero_init_residual=null",
-    "train.global_batch=4", "train.max_steps=1", "train.max_epochs=null", "data.name=synthetic",
-    "data.synthetic_samples=8", "train.eval_every_epochs=null",
-)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +178,7 @@ def test_a_second_name_that_does_not_resolve_is_left_and_training_uses_the_first
     hpcddp, submit, launch
 ):
     profile = f"host_suffix: -ib0\nlaunch: {launch}"
-    submit(profile, training=True, words=TINY)
+    submit(profile, training=True, words=SMALLEST)
     assert hpcddp.status("r")["step"] == 1
     if launch == "srun":
         assert "gpu-01-ib0 does not resolve (HPCDDP_HOST_SUFFIX)" in choices(hpcddp)[0]
