@@ -1,6 +1,7 @@
 """The local executor: run a job's script on this machine, detached, as often as it asks for.
 
-It stands in for Slurm's controller; `hpcddp.launch.local_step` stands in for srun.
+It stands in for Slurm's controller; `hpcddp.launch.local_step` stands in for srun. submitit's own
+local executor would not serve: it starts pickled functions, on one node, and not our script.
 """
 
 import argparse
