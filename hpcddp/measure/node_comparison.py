@@ -23,9 +23,10 @@ from hpcddp.measure.cells import Cell, Wanted, check_wanted, config_of
 from hpcddp.measure.comparison import base_of, row_of, serial_fractions, with_speedups
 from hpcddp.measure.cpus import are_shared, cpus_of, shares
 from hpcddp.measure.document import compare_document, not_measured
+from hpcddp.measure.evidence import Circumstances
 from hpcddp.measure.gpu_use import GpuUse
 from hpcddp.measure.groups import Group
-from hpcddp.measure.verdict import Circumstances, verdict_of
+from hpcddp.measure.verdict import verdict_of
 
 _WARM_UP_STEPS = 3  # DDP's buckets are in their final order before; caches and allocators are not
 

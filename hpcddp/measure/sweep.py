@@ -21,7 +21,8 @@ from hpcddp.measure.blocks import Block, CellRecord
 from hpcddp.measure.cells import Cell, Setting, config_of_setting
 from hpcddp.measure.comparison import base_of, row_of, with_speedups
 from hpcddp.measure.document import compare_document, not_measured
-from hpcddp.measure.verdict import Circumstances, verdict_of_sweep
+from hpcddp.measure.evidence import Circumstances
+from hpcddp.measure.verdict import verdict_of_sweep
 from hpcddp.run_dir import RunDir
 from hpcddp.train.device import choose_device, make_deterministic
 from hpcddp.train.process_group import backend_of, open_ranks

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from hpcddp.phases import DP_PARTS
+from hpcddp.phases import COMM_PARTS
 from hpcddp.report.drawing import GREY, label_bars, rows_axis
 from hpcddp.report.values import Row, place_text, time_text
 
@@ -15,7 +15,7 @@ _PHASES = {
     "forward_s": ("forward", "#56B4E9", ""),
     "backward_s": ("backward", "#0072B2", ""),
     "exposed_comm_s": ("communication that nothing hides", "#D55E00", "////"),
-    "broadcast_s": ("DP: broadcast", "#F6D98B", "////"),
+    "broadcast_s": ("broadcast of the model (DP), of buffers (DDP)", "#F6D98B", "////"),
     "scatter_s": ("DP: scatter", "#E69F00", "////"),
     "gather_s": ("DP: gather", "#D55E00", "////"),
     "reduce_s": ("DP: reduce", "#A34700", "////"),
@@ -46,10 +46,10 @@ def paint_step_time(figure: Figure, rows: Sequence[Row], document: Row) -> None:
 
 
 def _stacked(row: Row) -> dict[str, float]:
-    """The phases that add up to the step; of DP's communication its parts."""
+    """The phases that add up to the step; of communication the parts that are known."""
     phases = dict(row.get("phases") or {})
-    if any(phases.get(part) for part in DP_PARTS):
-        parts_s = sum(phases.get(part, 0.0) for part in DP_PARTS)
+    if any(phases.get(part) for part in COMM_PARTS):
+        parts_s = sum(phases.get(part, 0.0) for part in COMM_PARTS)
         phases["exposed_comm_s"] = max(0.0, phases.get("exposed_comm_s", 0.0) - parts_s)
         if phases["exposed_comm_s"] < 0.05 * parts_s:  # medians of a sum and of its parts differ
             del phases["exposed_comm_s"]
