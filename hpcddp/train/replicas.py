@@ -15,6 +15,7 @@ from hpcddp.config.batch import BatchPlan
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.config.schema import TORCHS_BUCKET_CAP_MIB, RunConfig
 from hpcddp.errors import ConfigError
+from hpcddp.phases import DP_ON_CPU, DP_ON_GPUS
 from hpcddp.train.data_parallel import ThreadedDataParallel
 from hpcddp.train.gpu_data_parallel import TimedDataParallel
 from hpcddp.train.step_timer import Timer
@@ -27,6 +28,7 @@ class Replicas(Protocol):
     """What the loop asks of a model, whatever it is spread over."""
 
     module: nn.Module  # the one copy of this process, with torchvision's own names
+    num_devices: int  # of this process
 
     def __call__(self, images_nchw: torch.Tensor) -> torch.Tensor:
         """Logits (n, num_classes). A later backward leaves the mean gradient of all processes."""
@@ -40,6 +42,8 @@ class Replicas(Protocol):
 
 class SingleReplica:
     """One process, one device, one copy."""
+
+    num_devices = 1
 
     def __init__(self, model: nn.Module) -> None:
         self.module = model
@@ -73,6 +77,8 @@ class _TimedDdp(DistributedDataParallel):
 
 class DdpReplicas:
     """One process per device; gradients are averaged during backward."""
+
+    num_devices = 1
 
     def __init__(
         self, model: nn.Module, timer: Timer, *, bucket_cap_mib: int, static_graph: bool
@@ -120,7 +126,7 @@ class DataParallelReplicas:
             self._parallel = TimedDataParallel(model, indices, device, timer)
         else:
             self._parallel = ThreadedDataParallel(model, num_devices, timer)
-        self._num_devices = num_devices
+        self.num_devices = num_devices
 
     def __call__(self, images_nchw: torch.Tensor) -> torch.Tensor:
         return self._parallel(images_nchw)
@@ -129,7 +135,7 @@ class DataParallelReplicas:
         return nullcontext()
 
     def traffic(self, plan: BatchPlan) -> Traffic:
-        return dp_traffic(self.module, plan, self._num_devices)
+        return dp_traffic(self.module, plan, self.num_devices)
 
 
 def devices_per_process(config: RunConfig, device: torch.device) -> int:
@@ -149,6 +155,13 @@ def devices_per_process(config: RunConfig, device: torch.device) -> int:
             f"all GPUs of the node (--gpus-per-node {wanted}), or fewer devices."
         )
     return wanted or there
+
+
+def label_of(config: RunConfig, device: torch.device) -> str | None:
+    """What replicas=dp is on this device, to stand wherever a number of it does; else None."""
+    if config.train.replicas != "dp":
+        return None
+    return DP_ON_GPUS if device.type == "cuda" else DP_ON_CPU
 
 
 def build_replicas(

@@ -207,6 +207,9 @@ def test_the_document_has_what_its_readers_look_for_and_is_json():
     assert set(found["amdahl"]) == {"dp", "ddp"}
     assert found["label_of_dp"] == "DataParallel algorithm on CPU threads"
     assert document(backend="nccl")["label_of_dp"] == "torch.nn.DataParallel"
+    labels = {(row["mode"], row["label"]) for row in found["rows"]}
+    assert labels == {("single", None), ("ddp", None), ("dp", found["label_of_dp"])}
+    assert found["verdict"]["words"].endswith(f"DP is the {found['label_of_dp']}.")
     assert json.loads(json.dumps(found, allow_nan=False)) == found
 
 
@@ -217,6 +220,8 @@ def test_the_csv_has_a_line_for_each_row_and_a_column_for_each_phase():
     ]
     assert float(lines[4]["speedup"]) == pytest.approx(1 / 0.6, rel=1e-4)
     assert lines[0]["comm_s"] == "0.0"
+    dp = "DataParallel algorithm on CPU threads"
+    assert [line["label"] for line in lines] == ["", dp, dp, "", ""]
     assert lines[0]["no_sync_exposed_fraction"] == ""
 
 

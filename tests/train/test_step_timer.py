@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from train_ranks import small_config, train_on
+from train_ranks import events_of, small_config, train_on
 
 from hpcddp.phases import COMM_PARTS, PHASES
 from hpcddp.run_dir import RunDir, read_json_lines
@@ -144,7 +144,11 @@ def test_records_of_a_run_say_what_its_steps_consisted_of(mode, tmp_path):
     # 352,042 parameters; two replicas of dp send them one way and their gradients the other.
     moved = {"single": 0, "ddp": 1_408_168, "dp": 2 * 1_408_168}
     assert {record["comm_bytes_per_step"] for record in records} == {moved[mode]}
+    label = "DataParallel algorithm on CPU threads" if mode == "dp" else None
+    [started] = [event for event in events_of(tmp_path) if event["event"] == "started"]
+    assert started["replicas"] == (label or mode)
     for record in records:
+        assert record.get("label") == label
         phases = record["phases"]
         spent = sum(phases[name] for name in PHASES)
         assert spent == pytest.approx(record["step_s"], rel=0.1)
