@@ -15,7 +15,7 @@ _PHASES = {
     "forward_s": ("forward", "#56B4E9", ""),
     "backward_s": ("backward", "#0072B2", ""),
     "exposed_comm_s": ("communication that nothing hides", "#D55E00", "////"),
-    "broadcast_s": ("broadcast of the model (DP), of buffers (DDP)", "#F6D98B", "////"),
+    "broadcast_s": ("broadcast (DP: all, DDP: buffers)", "#F6D98B", "////"),
     "scatter_s": ("DP: scatter", "#E69F00", "////"),
     "gather_s": ("DP: gather", "#D55E00", "////"),
     "reduce_s": ("DP: reduce", "#A34700", "////"),
@@ -39,7 +39,10 @@ def paint_step_time(figure: Figure, rows: Sequence[Row], document: Row) -> None:
         axes.barh(range(len(rows)), unknown, 0.6, color="white", edgecolor=GREY,
                   label="phases not measured here")  # fmt: skip
     ends = [max(pair) for pair in zip(left, unknown, strict=True)]
-    label_bars(axes, ends, [time_text(row["step_s_median"]) for row in rows])
+    halves = [1e3 * (row.get("step_s_iqr") or 0.0) / 2 for row in rows]
+    axes.errorbar(ends, range(len(rows)), xerr=halves, fmt="none", capsize=3, color="black")
+    tips = [end + half for end, half in zip(ends, halves, strict=True)]
+    label_bars(axes, tips, [time_text(row["step_s_median"]) for row in rows])
     rows_axis(axes, [place_text(row, document) for row in rows])
     axes.set_xlabel("milliseconds per step")
     figure.legend(loc="outside lower center", ncols=3)
