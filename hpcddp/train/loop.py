@@ -25,7 +25,7 @@ from hpcddp.train.optim import set_lr
 from hpcddp.train.ownership import Ownership
 from hpcddp.train.process_group import mean_across_ranks, open_ranks
 from hpcddp.train.randomness import seed_step
-from hpcddp.train.replicas import devices_per_process
+from hpcddp.train.replicas import label_of
 from hpcddp.train.schedule import lr_at
 from hpcddp.train.setup import Session, check_early
 from hpcddp.train.start import Start, ToldToStop
@@ -178,9 +178,10 @@ def _report_step(session: Session, loss: float, clock: StepClock) -> None:
         epoch=round(task.epoch_at(step), 6),
         loss=loss,
         lr=lr_at(step - 1, task.schedule),
-        **clock.take_rates(task.plan, devices_per_process(task.config, session.device)),
+        **clock.take_rates(task.plan, session.forward.replicas.num_devices),
         **session.timer.report(session.traffic.comm_bytes),
         buffer_bytes_per_step=session.traffic.buffer_bytes,
+        label=label_of(task.config, session.device),
         **({} if session.skipper is None else {"skipped_steps": session.skipper.count}),
     )
 
