@@ -8,8 +8,13 @@ from pathlib import Path
 import psutil
 from hpcddp_user import losses
 
-TINY = ("train.model=shufflenet_v2_x0_5", "train.global_batch=16", "data.name=synthetic")
-TINY += ("data.synthetic_samples=64", "log.every_steps=1", "checkpoint.every_steps=5")
+TINY = ("train.model=resnet18", "train.global_batch=8", "data.name=synthetic")
+TINY += (
+    "data.synthetic_samples=64",
+    "data.image_size=16",
+    "log.every_steps=1",
+    "checkpoint.every_steps=5",
+)
 TINY += ("train.eval_every_epochs=null",)
 
 

@@ -82,6 +82,21 @@ def test_a_preempted_job_loses_no_step(hpcddp, cluster):
     assert reasons == ["preempted"]
 
 
+@pytest.mark.slow
+def test_a_run_goes_on_with_fewer_and_with_more_nodes(hpcddp):
+    """What becomes of the losses then, tests/train/test_resume.py shows."""
+    hpcddp.submit("r", *TINY, "train.max_steps=2")
+    hpcddp.wait_for("r", "finished", timeout=300)
+    for nodes, steps in ((1, 4), (4, 6)):
+        words = [f"resources.nodes={nodes}", f"train.max_steps={steps}"]
+        assert hpcddp("resume", "r", *words).returncode == 0
+        hpcddp.wait_for("r", "finished", timeout=300)
+    started = hpcddp.events("r", "started")
+    sizes = [(e["world_size"], e["micro_batch"], e["accumulation_steps"]) for e in started]
+    assert sizes == [(2, 8, 1), (1, 8, 2), (4, 4, 1)]
+    assert sorted(losses(hpcddp.run_dir("r"))) == [1, 2, 3, 4, 5, 6]
+
+
 @pytest.fixture
 def images_with_a_broken_one(tmp_path):
     """An image folder in which one training file is no image."""

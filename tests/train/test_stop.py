@@ -63,6 +63,26 @@ def test_a_signal_while_the_model_is_built_ends_with_75_and_no_step(tmp_path):
     assert events_of(tmp_path)[-1]["step"] == 0
 
 
+def train_beside_a_library_that_takes_signals(config, layout, run_dir):
+    """In a child: stop by a signal in step 2, after the handlers were replaced at the meeting."""
+    from hpcddp.train import loop
+
+    original = loop.open_ranks
+
+    def meet_and_take(*arguments):
+        ranks = original(*arguments)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        return ranks
+
+    loop.open_ranks = meet_and_take
+    return train_until(2, config, layout, run_dir)
+
+
+def test_handlers_that_a_library_replaced_at_the_meeting_are_taken_back(tmp_path):
+    config = small_config("train.max_steps=3")
+    assert train_on(1, tmp_path, config, train_beside_a_library_that_takes_signals) == [75]
+
+
 def train_on_a_full_disk(config, layout, run_dir):
     """In a child: stop by a signal in step 2, when nothing can be written."""
     from hpcddp.train import saving
