@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
+import pytest
 from hpcddp_user import losses
 
 TINY = ("train.model=resnet18", "train.global_batch=8", "data.name=synthetic")
@@ -15,7 +16,7 @@ TINY += (
     "log.every_steps=1",
     "checkpoint.every_steps=5",
 )
-TINY += ("train.eval_every_epochs=null",)
+TINY += ("train.eval_every_epochs=null", "train.max_epochs=null")
 
 
 def everything_on(cluster, node):
@@ -34,6 +35,7 @@ def send_all(processes, signum):
             process.send_signal(signum)
 
 
+@pytest.mark.slow  # Slurm has to give the node up first
 def test_a_copy_on_a_frozen_node_commits_nothing_after_it_has_thawed(hpcddp, cluster):
     job_id = hpcddp.submit("r", *TINY, "train.max_steps=100000", nodes=1)
     hpcddp.wait_for_event("r", "checkpoint", timeout=200)
