@@ -99,6 +99,7 @@ def test_one_process_for_all_gpus_of_a_node(workplace):
         (("train.replicas=single",), "train.replicas=ddp"),
         (("train.replicas=dp",), "all devices of one node"),
         (("train.replicas=dp", "resources.nodes=1", "resources.processes_per_node=2"), "one node"),
+        (("train.replicas=dp", "resources.nodes=1", "train.dp_devices=8"), "--gpus-per-node 8"),
     ],
 )
 def test_sizes_that_do_not_fit_fail_before_the_queue(workplace, overrides, must_say):
@@ -106,6 +107,23 @@ def test_sizes_that_do_not_fit_fail_before_the_queue(workplace, overrides, must_
     answer = resolve_request(Request(None, "generic", resources, overrides), {})
     with pytest.raises(ConfigError, match=must_say):
         check_sizes(answer.config, answer.profile)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "words"),
+    [
+        ("generic", ("train.dp_devices=4",)),
+        ("generic", ("train.dp_devices=8", "train.device=cpu")),
+        ("generic-cpu", ("train.dp_devices=8",)),
+    ],
+)
+def test_dataparallel_may_have_all_gpus_of_the_job_and_any_number_of_threads(
+    workplace, cluster, words
+):
+    resources = {"gpus_per_node": 4} if cluster == "generic" else {}
+    request = Request(None, cluster, resources, ("train.replicas=dp", *words))
+    answer = resolve_request(request, {})
+    check_sizes(answer.config, answer.profile)
 
 
 def test_a_job_file_may_name_the_users_own_command(workplace):
