@@ -39,7 +39,8 @@ def kinds(run_dir):
     return [event["event"] for event in run_dir.read_events()]
 
 
-def test_a_run_sees_torchs_variables_and_ends_as_finished(workplace):
+def test_a_run_sees_torchs_variables_ends_as_finished_and_keeps_no_secret(workplace, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_s3cret")
     names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
     submit("r", f"import os, json; print(json.dumps([os.environ[k] for k in {names}]))")
     assert hpcddp("wait", "r").returncode == 0
@@ -49,6 +50,8 @@ def test_a_run_sees_torchs_variables_and_ends_as_finished(workplace):
     assert second[:4] == ["1", "2", "0", "1"]
     assert first[5] == second[5]
     assert sorted(kinds(run_dir)) == ["finished", "launched", "started", "submitted"]
+    files = [path for path in run_dir.path.rglob("*") if path.is_file()]
+    assert not [path for path in files if b"hf_s3cret" in path.read_bytes()]
 
 
 def test_a_job_of_this_machine_keeps_the_devices_and_the_wish_of_who_sent_it(
