@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcddp.cluster.options import is_given
 from hpcddp.cluster.profile import ClusterProfile
 from hpcddp.cluster.profile_schema import EnvSetting, Preemption
 from hpcddp.cluster.scrub import looks_secret
@@ -147,7 +148,7 @@ def _refusals(request: ResolvedRequest, *options: Mapping[str, Any]) -> Iterator
 
 def _option_rows(kind: str, options: Mapping[str, Any], request: ResolvedRequest) -> Iterator[Row]:
     for name, value in options.items():
-        if name not in _NOT_SHOWN and value not in (None, False):
+        if name not in _NOT_SHOWN and is_given(value):
             layer, why = _option_layer(kind, name, value, request)
             yield Row(f"--{name}", "" if value is True else str(value), layer, why)
 

@@ -1,9 +1,12 @@
 """Which layer wins, which files are read, and sizes that do not fit are refused at once."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from hpcddp.cli import group
 from hpcddp.config.files import shipped_dir
 from hpcddp.errors import ConfigError
 from hpcddp.launch.request import Request, check_sizes, resolve_request, world_size
@@ -28,6 +31,15 @@ def layers(workplace):
         "experiment: exp\noptim: {lr: 3}\nresources: {account: job, partition: job, nodes: 3}\n",
     )
     return workplace
+
+
+@pytest.mark.parametrize("name", ["lr=1.yaml", "{}/seed=2/job.yaml"])
+def test_a_job_file_may_have_an_equals_sign_in_its_path(layers, name):
+    name = name.format(layers)
+    write(layers / name, "experiment: exp\noptim: {lr: 7}\n")
+    words = ["render", name, "--cluster", "mine", "--time", "10:00"]
+    done = CliRunner().invoke(group, words, standalone_mode=False, catch_exceptions=False)
+    assert f"run {Path(name).stem}-" in done.stdout
 
 
 def test_every_layer_wins_over_the_one_below(layers):
