@@ -8,11 +8,11 @@ from typing import Any
 from hpcddp.cluster.interfaces import Host, Interface
 from hpcddp.cluster.live import LiveCluster, LivePartition
 from hpcddp.cluster.network import (
-    DEFAULT_RULE,
     GLOO,
     NCCL,
     fitting_interfaces,
     gloo_missing,
+    has_fallback,
     nccl_fits,
 )
 from hpcddp.cluster.option_values import parse_time_limit
@@ -43,7 +43,7 @@ def compare(values: Mapping[str, Any], live: LiveCluster) -> tuple[Finding, ...]
 
 
 def compare_node(profile: ClusterProfile, facts: Mapping[str, Any]) -> tuple[Finding, ...]:
-    """Findings about one node: the interfaces that the profile names, architecture, GPUs."""
+    """Findings about one node: the interfaces that the profile names, and the architecture."""
     if not facts:
         return (Finding("untested", "node", "-", "no node was free to look at"),)
     return tuple(_of_node(profile, facts))
@@ -57,7 +57,7 @@ def _of_node(profile: ClusterProfile, facts: Mapping[str, Any]) -> Iterator[Find
             value = profile.env[name].value
             same = fits(value, usable)
             yield _finding(same, f"node {facts['host']}: {name}", value, _text(usable))
-    if profile.interface and profile.interface.value != DEFAULT_RULE:
+    if profile.interface and not has_fallback(profile.interface.value):
         rule = profile.interface.value
         same = bool(fitting_interfaces(rule, _host(facts)))
         yield _finding(same, f"node {facts['host']}: interface", rule, _text(usable))

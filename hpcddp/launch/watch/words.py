@@ -157,7 +157,7 @@ def _checkpoint_failed(event: Record) -> str:
 
 
 def _network(event: Record) -> str:
-    return f"network: {'; '.join(event.get('choices') or ['?'])}"
+    return f"network on {event.get('host', '?')}: {'; '.join(event.get('choices') or ['?'])}"
 
 
 def _failed(event: Record) -> str:
