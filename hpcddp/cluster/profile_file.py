@@ -33,12 +33,15 @@ EXPANDED = re.compile(r"[\w./:=,@%+^~ -]*(\$(\{\w+\}|\w+)[\w./:=,@%+^~ -]*)*")
 
 @dataclass(slots=True)
 class Merged:
-    """Values of a profile and of what it extends; `origins` names the file of every leaf."""
+    """Values of a profile and of what it extends; `origins` names the file of every leaf, `sources`
+    the documents of every file.
+    """
 
     name: str
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[Path_, str] = field(default_factory=dict)
     files: tuple[Path, ...] = ()
+    sources: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def put(self, top: Mapping[str, Any], origin_of: Callable[[Path_], str]) -> None:
         """Lay `top` over the values: mappings merge, all else replaces, null removes."""
@@ -110,6 +113,7 @@ def _with_parents(name: str, environ: Mapping[str, str], below: tuple[str, ...])
         inherited = {key: value for key, value in above.values.items() if key not in _OWN}
         merged.put(inherited, lambda key, above=above: above.origins[key])
         merged.files += above.files
+        merged.sources |= above.sources
     _add(merged, path)
     return merged
 
@@ -119,6 +123,7 @@ def _add(merged: Merged, path: Path) -> None:
     check_file(path, values)
     merged.put(values, lambda _: path.stem)
     merged.files += (path,)
+    merged.sources[path.stem] = tuple(values.get("sources") or ())
 
 
 def check_file(path: Path, values: Mapping[str, Any]) -> ProfileFile:

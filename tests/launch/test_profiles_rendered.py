@@ -34,6 +34,7 @@ TYPED = dict.fromkeys(
     ("berzelius", "deltaai", "fir", "leonardo", "narval", "perlmutter", "rorqual"),
     ("resources.account=acct",),
 )
+ONE_PROCESS = ("command=[echo]", "resources.processes_per_node=1")  # as `compare` sends it
 NO_SHAPE = ("efa", "ethernet", "gpudirect-tcpx", "infiniband", "roce", "slingshot-amd")
 TYPED |= dict.fromkeys((*NO_SHAPE, "slingshot-nvidia"), ("resources.gpus_per_node=4",))
 TYPED |= {"leonardo": ("resources.account=acct",), "della": ("resources.gpus_per_node=2",)}
@@ -98,24 +99,38 @@ def test_every_queue_and_variant_of_a_profile_renders(name):
             assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
 
 
+@pytest.mark.parametrize(
+    "words", [("train.replicas=dp",), ("resources.launch=torchrun",), ONE_PROCESS]
+)
+@pytest.mark.parametrize(("name", "option"), [("lumi", "--cpu-bind="), ("frontier", "--gpu-bind=")])
+def test_one_process_or_torchrun_with_a_whole_node_is_not_tied_to_the_share_of_one_gpu(
+    name, option, words
+):
+    assert option in rendered(name, 1)
+    script = rendered(name, 1, *words)
+    assert option not in script
+    assert "--gpus-per-task=1" not in script
+    assert "--cpus-per-task=56 " in script
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_profile_says_where_it_is_from_and_why(name):
     profile = load_profile(name, HERE)
     assert profile.description
     assert profile.status != "personal"
-    if profile.status == "generic":
-        return
     assert profile.verified_on.startswith("20")
     assert profile.sources
     for settled in all_settled(name):
-        settings = {**settled.env, **settled.caches, **settled.sbatch, **settled.srun}
+        rules = {name: setting for _, name, setting in settled.network}
+        settings = {**settled.env, **settled.caches, **settled.sbatch, **settled.srun, **rules}
         assert all(len(setting.why) > 15 for setting in settings.values())
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_profile_sets_a_variable_that_nobody_reads_or_that_does_harm(name):
     for settled in all_settled(name):
-        assert variable_warnings({key: part.value for key, part in settled.env.items()}) == ()
+        both = {**settled.env, **settled.caches}
+        assert variable_warnings({key: part.value for key, part in both.items()}) == ()
 
 
 @pytest.mark.parametrize("name", NAMES)

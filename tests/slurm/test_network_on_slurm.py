@@ -109,9 +109,11 @@ def rule(value):
     return f'interface: {{value: "{value}", why: for this test}}'
 
 
-def choices(hpcddp):
-    [event] = hpcddp.events("r", "network")
-    return event["choices"]
+def choices(hpcddp, host="gpu-01"):
+    """What was written down of a node's choices, by its first process and no other."""
+    told = {event["host"]: event["choices"] for event in hpcddp.events("r", "network")}
+    assert set(told) == set(hpcddp.cluster.nodes[:2])
+    return told[host]
 
 
 def check_only(link, sent):
@@ -130,8 +132,9 @@ def test_without_a_rule_the_link_to_the_master_is_used(slow_link, hpcddp, submit
         "GLOO_SOCKET_IFNAME=eth0: it has the address of gpu-01, where rank 0 is",
         "NCCL_SOCKET_IFNAME==eth0: it has the address of gpu-01, where rank 0 is",
     ]
-    log = hpcddp.run_dir("r").rank_log(0, 1).read_text()
-    assert f"Network: GLOO_SOCKET_IFNAME=eth0: it leads to gpu-01 ({address})" in log
+    there = f"GLOO_SOCKET_IFNAME=eth0: it leads to gpu-01 ({address})"
+    assert there in choices(hpcddp, "gpu-02")
+    assert f"Network: {there}" in hpcddp.run_dir("r").rank_log(0, 1).read_text()
 
 
 @pytest.mark.parametrize("value", ["eth1", "^docker0,eth0"])
@@ -171,7 +174,7 @@ def test_a_users_own_rule_wins_over_the_profiles(slow_link, submit, sent_mib):
 def test_the_second_name_of_the_nodes_leads_over_their_second_link(
     slow_link, hpcddp, submit, sent_mib
 ):
-    submit("host_suffix: -slow")
+    submit("host_suffix: {value: -slow, why: for this test}")
     check_only("eth1", sent_mib())
     [address, *_] = choices(hpcddp)
     assert address == f"MASTER_ADDR=gpu-01-slow ({SLOW}.1): HPCDDP_HOST_SUFFIX, and it resolves"
@@ -181,7 +184,7 @@ def test_the_second_name_of_the_nodes_leads_over_their_second_link(
 def test_a_second_name_that_does_not_resolve_is_left_and_training_uses_the_first(
     hpcddp, submit, launch
 ):
-    profile = f"host_suffix: -ib0\nlaunch: {launch}"
+    profile = f"host_suffix: {{value: -ib0, why: for this test}}\nlaunch: {launch}"
     submit(profile, training=True, words=TINY)
     assert hpcddp.status("r")["step"] == 1
     if launch == "srun":
