@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from hpcddp.cluster.interfaces import is_loopback
 from hpcddp.doctor.findings import (
     Facts,
     Finding,
@@ -77,28 +76,28 @@ def interface(facts: Facts) -> Verdict:
 
 
 def names(facts: Facts) -> Verdict:
-    if facts["names"] is None:
+    known = facts["names"]
+    if known is None:
         return not_testable("all processes are on one host")
-    others = {name: found for name, found in facts["names"].items() if name != facts["host"]}
-    missing = [name for name, found in others.items() if found == []]
-    own = [name for name, found in others.items() if found and all(map(is_loopback, found))]
+    others, missing, own = known["others"], known["missing"], known["own"]
     if missing or own:
         said = [f"no address for {', '.join(missing)}"] * bool(missing)
         said += [f"{', '.join(own)} means this host itself"] * bool(own)
+        more = known["num_odd"] - len(missing) - len(own)
+        said += [f"and {more} more"] * bool(more)
         return fail(
             "; ".join(said),
             "an address of every node",
             f"getent hosts {(missing or own)[0]}; correct /etc/hosts or DNS, or set `host_suffix` "
             "in the cluster profile",
         )
-    unasked = sum(found is None for found in others.values())
-    if unasked:
+    if known["unasked"]:
         return warn(
-            f"{unasked} of {len(others)} names not answered for in time",
+            f"{known['unasked']} of {others} names not answered for in time",
             "answers within milliseconds",
             "ask your admin about the name server; a local cache (nscd, sssd) helps",
         )
-    return ok(f"{len(others)} other {'node' if len(others) == 1 else 'nodes'}")
+    return ok(f"{others} other {'node' if others == 1 else 'nodes'}")
 
 
 def gpus_free(facts: Facts) -> Verdict:

@@ -13,7 +13,7 @@ from typing import Any
 
 from hpcddp import __version__
 from hpcddp.cluster.adapters import read_adapters
-from hpcddp.cluster.interfaces import Host, read_host
+from hpcddp.cluster.interfaces import Host, is_loopback, read_host
 from hpcddp.cluster.names import Resolve, first_that_resolves, resolve_name
 from hpcddp.cluster.network import GLOO, faster_interfaces
 from hpcddp.cluster.rendezvous_address import is_one_host, node_names
@@ -24,6 +24,7 @@ from hpcddp.doctor.gpu_facts import no_gpus, read_gpus
 _SHM = Path("/dev/shm")
 _MOST_FILES, _LONGEST_LOOK_S = 64, 5.0
 _LONGEST_NAMES_S, _PAUSE_S = 10.0, 0.5
+_MOST_NAMES = 8  # that one node tells the others of: each of 10,000 may miss 10,000
 
 
 def read_process_facts(layout: ProcessLayout, environ: Mapping[str, str]) -> dict[str, Any]:
@@ -140,6 +141,22 @@ def resolve_all(
         time.sleep(_PAUSE_S)
         found |= {host: _addresses(host, environ, resolve) for host in missing}
     return found
+
+
+def name_facts(found: Mapping[str, list[str] | None], host: str) -> dict[str, Any]:
+    """What `host` makes of the names of the others: how many, and which are odd."""
+    others = {name: addresses for name, addresses in found.items() if name != host}
+    missing = [name for name, addresses in others.items() if addresses == []]
+    own = [
+        name for name, addresses in others.items() if addresses and all(map(is_loopback, addresses))
+    ]
+    return {
+        "others": len(others),
+        "unasked": sum(addresses is None for addresses in others.values()),
+        "num_odd": len(missing) + len(own),
+        "missing": missing[:_MOST_NAMES],
+        "own": own[:_MOST_NAMES],
+    }
 
 
 def _addresses(host: str, environ: Mapping[str, str], resolve: Resolve) -> list[str]:

@@ -21,6 +21,7 @@ from hpcddp.doctor.gpu_facts import with_own_gpus
 from hpcddp.doctor.host_checks import examine_hosts
 from hpcddp.doctor.host_facts import (
     host_name,
+    name_facts,
     read_node_facts,
     read_process_facts,
     resolve_all,
@@ -119,13 +120,16 @@ def _with_names(
     layout: ProcessLayout,
     environ: Mapping[str, str],
 ) -> list[dict[str, Any]]:
-    """The facts with what each node knows of the names of all. Torchrun does not name its nodes."""
+    """The facts with what each node makes of the names of all, which it looks up by itself: what
+    travels is what is odd. Torchrun does not name its nodes.
+    """
     hosts = layout.hosts
     if layout.launcher != "slurm":
         hosts = tuple(dict.fromkeys(facts["host"] for facts in processes))
     asks = layout.local_rank == 0 and not is_one_host(layout)
-    names = links.gather(resolve_all(hosts, environ) if asks else None)
-    return [{**facts, "names": known} for facts, known in zip(processes, names, strict=True)]
+    own = name_facts(resolve_all(hosts, environ), host_name(layout)) if asks else None
+    known = links.gather(own)
+    return [{**facts, "names": names} for facts, names in zip(processes, known, strict=True)]
 
 
 def _torch_facts(device: torch.device, facts: Mapping[str, Any]) -> dict[str, Any]:

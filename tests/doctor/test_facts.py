@@ -14,6 +14,7 @@ from hpcddp.doctor.counters import Counters, read_counters
 from hpcddp.doctor.host_facts import (
     host_name,
     interface_facts,
+    name_facts,
     read_data,
     resolve_all,
     with_node_facts,
@@ -194,6 +195,18 @@ def test_every_process_has_what_the_first_one_of_its_node_has_read():
     assert second["versions"] == {"torch": "2.14", "driver": "570.1"}
     assert second["rdma"] == ["mlx5_0"]
     assert (third["versions"], third["rdma"]) == ({"torch": "2.14"}, [])
+
+
+def test_a_node_tells_of_the_names_that_are_odd_and_no_more():
+    found = {"me": ["127.0.1.1"], "a": ["10.0.0.1"], "b": [], "c": ["127.0.0.1", "::1"], "d": None}
+    assert name_facts(found, "me") == {
+        "others": 4, "unasked": 1, "num_odd": 2, "missing": ["b"], "own": ["c"],
+    }  # fmt: skip
+    told = name_facts({f"n{number}": [] for number in range(10_000)}, "n1")
+    assert (told["num_odd"], len(told["missing"])) == (9_999, 8)
+    assert (
+        len(str(name_facts({f"n{number}": ["10.0.0.1"] for number in range(10_000)}, "n1"))) < 100
+    )
 
 
 def test_emulated_nodes_keep_their_names():

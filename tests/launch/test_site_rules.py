@@ -278,7 +278,9 @@ def test_another_program_than_srun_may_start_the_nodes(asked):
     assert "\nsrun" not in script
 
 
-ONE_GPU_EACH = "srun: {gpus-per-task: {value: 1, why: one each, one_gpu: true}, mpi: {value: none, why: old}}\n"
+ONE_GPU_EACH = (
+    "srun: {gpus-per-task: {value: 1, why: one each, one_gpu: true}, mpi: {value: none, why: w}}\n"
+)
 SHAPES = {
     "one process per GPU": ((), True),
     "DataParallel": (("train.replicas=dp",), False),
