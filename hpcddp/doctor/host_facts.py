@@ -1,5 +1,6 @@
 """What one process of a job finds on its node, as plain values. Judges nothing; knows no torch."""
 
+import ipaddress
 import os
 import platform
 import resource
@@ -53,12 +54,14 @@ def read_node_facts(
 ) -> dict[str, Any]:
     """Facts of this node: for one of its processes to read."""
     gpus = read_gpus() if uses_gpus else no_gpus("train.device=cpu uses none")
+    host = None if is_one_host(layout) else read_host()
     return {
         **gpus,
         "memlock_bytes": _limit(resource.RLIMIT_MEMLOCK),
         "rdma": [str(port) for port in read_adapters().ports if port.is_active],
         "shm_bytes": _free(_SHM),
-        "interface": None if is_one_host(layout) else interface_facts(read_host(), environ),
+        "interface": interface_facts(host, environ) if host else None,
+        "ways": ways_to(host, resolve_name(layout.master_addr)) if host else None,
         "data": read_data(data_root) if data_root else None,
     }
 
@@ -119,6 +122,19 @@ def interface_facts(host: Host, environ: Mapping[str, str]) -> dict[str, Any]:
         "faster": str(best[0]) if best else "",
         "faster_name": best[0].name if best else "",
     }
+
+
+def ways_to(host: Host, addresses: Sequence[str]) -> list[str]:
+    """The interfaces over which the kernel may send to the first of these addresses, by its longest
+    routes; none for an address of this host's own.
+    """
+    if not addresses or any(map(host.owner_of, addresses)):
+        return []
+    there = ipaddress.ip_address(addresses[0])
+    networks = [(ipaddress.ip_network(each.network), each.interface) for each in host.routes]
+    fits = [(network.prefixlen, name) for network, name in networks if there in network]
+    longest = max((bits for bits, _ in fits), default=0)
+    return sorted({name for bits, name in fits if bits == longest})
 
 
 def resolve_all(
