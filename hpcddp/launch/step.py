@@ -56,7 +56,11 @@ def launch_line(resources: Resources, profile: ClusterProfile, processes: int, p
         step = f'srun {words} \\\n  --output="$logs/{log}.log" --open-mode=append \\\n  {command}'
     if not profile.setup_node:
         return step
-    once = f"srun --nodes={resources.nodes} --ntasks={resources.nodes} --ntasks-per-node=1"
+    cpus = cpus_of_process(resources, processes) * processes
+    once = (
+        f"srun --nodes={resources.nodes} --ntasks={resources.nodes} --ntasks-per-node=1 "
+        f"--cpus-per-task={cpus}"
+    )
     return f'{once} bash -c "$on_every_node" node &&\n{step}'
 
 

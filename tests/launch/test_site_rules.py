@@ -213,7 +213,8 @@ def test_the_user_s_own_value_of_a_cache_wins(asked, tmp_path):
 
 def test_lines_for_each_node_run_before_the_processes_and_their_failure_stops_the_job(asked):
     script = script_of(asked(GPUS + "setup_node: [mkdir -p /tmp/x, venv]"))
-    assert "srun --nodes=2 --ntasks=2 --ntasks-per-node=1 bash -c" in script
+    all_cores = "--cpus-per-task=32 bash -c"
+    assert f"srun --nodes=2 --ntasks=2 --ntasks-per-node=1 {all_cores}" in script
     bad = script_of(asked(GPUS + "setup_node: ['exit 3']"))
     assert run_lines(bad, "read -r -d '' on_every_node", {}).returncode == 3
 

@@ -146,10 +146,18 @@ def test_the_slow_link_is_used_where_the_profile_says_so(
     assert f"GLOO_SOCKET_IFNAME=eth1: HPCDDP_INTERFACE={value}" in choices(hpcddp)
 
 
-@pytest.mark.parametrize("value", ["^eth1", "docker0,eth*"])
-def test_the_slow_link_is_left_where_the_profile_says_so(slow_link, submit, sent_mib, value):
-    submit(rule(value))
+def test_the_slow_link_is_left_where_the_profile_says_so(slow_link, submit, sent_mib):
+    submit(rule("^eth1"))
     check_only("eth0", sent_mib())
+
+
+def test_without_the_network_that_the_profile_prefers_the_link_to_the_master_is_used(
+    slow_link, hpcddp, submit, sent_mib
+):
+    submit(rule("infiniband,ib*,default-route"))
+    check_only("eth0", sent_mib())
+    said = "\n".join(choices(hpcddp, "gpu-02"))
+    assert "nothing else of that is up with an address, and it leads to gpu-01" in said
 
 
 def test_all_links_are_used_where_the_profile_says_so(slow_link, submit, sent_mib):
@@ -166,8 +174,9 @@ def test_what_the_user_has_exported_wins_over_the_profile(slow_link, hpcddp, sub
     assert said in choices(hpcddp)
 
 
-def test_a_users_own_rule_wins_over_the_profiles(slow_link, submit, sent_mib):
-    submit(rule("eth0"), HPCDDP_INTERFACE="eth1")
+def test_a_users_own_rule_wins_over_the_profiles_rule_and_names(slow_link, submit, sent_mib):
+    names = [f"{lib}_SOCKET_IFNAME: {{value: eth0, why: w}}" for lib in ("GLOO", "NCCL")]
+    submit(f"{rule('eth0')}\nenv: {{{', '.join(names)}}}", HPCDDP_INTERFACE="eth1")
     check_only("eth1", sent_mib())
 
 
@@ -206,16 +215,29 @@ def test_an_interface_that_no_node_has_fails_the_job_and_names_host_and_key(
     assert "no interface of gpu-0" in status["reason"]
 
 
-def test_a_master_whose_name_is_loopback_everywhere_fails_the_job(hpcddp, cluster, submit):
-    hosts = cluster.state_dir / "etc" / "hosts"
-    before = hosts.read_text()
-    hosts.write_text(before.replace(f"{cluster.addresses['gpu-01']} gpu-01", "127.0.1.1 gpu-01"))
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("127.0.1.1 gpu-01", "gpu-01, means gpu-02 itself (127.0.1.1)"),
+        ("", "gpu-01: no address is known on gpu-02, and rank 0 runs there"),
+    ],
+)
+def test_a_master_whose_name_leads_nowhere_from_a_node_fails_the_job(
+    hpcddp, cluster, submit, tmp_path, line, said
+):
+    hosts = (cluster.state_dir / "etc" / "hosts").read_text()
+    own = tmp_path / "hosts"
+    own.write_text(hosts.replace(f"{cluster.addresses['gpu-01']} gpu-01", line))
+    mount = ["mount", "--bind", own, "/etc/hosts"]
+    assert cluster.node_exec("gpu-02", mount).returncode == 0
     try:
         submit(state="failed")
     finally:
-        hosts.write_text(before)
-    said = hpcddp.run_dir("r").rank_log(0, 1).read_text()
-    assert "gpu-01, means gpu-02 itself (127.0.1.1)" in said
+        cluster.node_exec("gpu-02", ["umount", "/etc/hosts"])
+    log = hpcddp.run_dir("r").rank_log(0, 1).read_text()
+    assert said in log
+    assert "`host_suffix`" in log
+    assert "HPCDDP_MASTER_ADDR=ADDRESS" in log
 
 
 def test_the_address_instead_of_the_name_reaches_a_users_own_program(hpcddp, cluster, tmp_path):
