@@ -11,11 +11,12 @@ demo: $(VENV)/.demo
 	$(BIN)/python -m hpcddp submit --nodes 2 --cluster local --follow
 
 test: $(VENV)/.test slurm browser
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
-# Minutes to an hour: many interruptions of one run, a thousand kills of a writer.
+# What takes minutes to an hour: many interruptions of one run, a thousand kills of a writer,
+# a hundred cancels, the demo to its accuracy.
 chaos: $(VENV)/.test slurm
-	$(BIN)/python -m pytest -s -m slow tests/slurm/test_chaos.py tests/train/test_checkpoint_damage.py
+	$(BIN)/python -m pytest -s -m slow
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

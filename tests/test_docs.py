@@ -37,7 +37,7 @@ def test_every_environment_variable_is_documented():
     sources = "".join(path.read_text() for path in (ROOT / "hpcddp").rglob("*.py"))
     for variable in ENVIRONMENT_KEYS:
         assert variable in text
-    internal = re.compile(r"_(RANK|SIZE|NODES|ID|COUNT|ATTEMPT|TIME|SUFFIX)$")
+    internal = re.compile(r"_(RANK|SIZE|NODES|ID|COUNT|ATTEMPT|TIME|SUFFIX|CHOSEN)$")
     for variable in set(re.findall(r'"(HPCDDP_\w+)"', sources)):
         assert internal.search(variable) or f"`{variable}`" in text, variable
 

@@ -20,7 +20,19 @@ def allreduce_lines(report: dict[str, Any]) -> list[str]:
         "",
         f"every sum was checked; of each size the first {largest['discarded']} calls do not count",
         f"bus bandwidth of {largest['bytes']} bytes: {_speed_text(largest['busbw_gb_per_s'])}",
+        *_node_lines(largest),
         _fit_line(report["fit"], len(rows)),
+    ]
+
+
+def _node_lines(row: dict[str, Any]) -> list[str]:
+    """Of a job with several processes on each of several nodes."""
+    if row.get("node_gb_per_s") is None:
+        return []
+    return [
+        f"over the network of each node at least {_speed_text(row['node_gb_per_s'])}: hold that, "
+        "not bus bandwidth, against its link (a ring through all processes sends as much as the "
+        "bus bandwidth)"
     ]
 
 

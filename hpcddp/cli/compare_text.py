@@ -1,6 +1,7 @@
 """What `compare` prints for people, from its document. Measures nothing."""
 
 import io
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,20 @@ from rich.table import Table
 
 Row = Mapping[str, Any]
 
-_WIDEST, _NOTHING = 250, "-"
+_WIDEST, _TERMINAL, _NOTHING = 250, 80, "-"
+_LEGEND = (
+    "N: steps counted + left out at the begin and after pauses. IQR: width of the middle half; ±: "
+    "half of it. EXPOSED: communication that nothing hides, the wait for late processes in it, and "
+    "its share OF STEP. HIDDEN: the share of communication that is not exposed. NO SYNC: by how "
+    "much a step is shorter without any exchange, measured apart. CPU ms: of all processes."
+)
+_LEGEND_OF_GPUS = (
+    "GPU %: of the time that some kernel was on it; one that waits for another GPU counts, too."
+)
+_LEGEND_OF_POINTS = (
+    "Point by point: the same everywhere is a serial part, a rise is communication, a jump a "
+    "border such as that of a socket."
+)
 _MIB = 1 << 20
 
 
@@ -75,6 +89,19 @@ def _ms(seconds: float | None) -> str:
     return _NOTHING if seconds is None else f"{1000 * seconds:.1f}"
 
 
+def _phase(name: str) -> Callable[[Row], str]:
+    """The milliseconds of a phase, with half the width of their middle half where it is known."""
+
+    def text(row: Row) -> str:
+        said, iqr_s = _ms(row["phases"].get(name)), row.get("phases_iqr", {}).get(name)
+        if iqr_s is None:
+            return said
+        half_ms = 1000 * iqr_s / 2
+        return f"{said} ±{half_ms:.{0 if half_ms >= 10 else 1}f}"
+
+    return text
+
+
 def _percent(fraction: float | None) -> str:
     return _NOTHING if fraction is None else f"{100 * fraction:.0f} %"
 
@@ -94,7 +121,9 @@ def _utilisation(row: Row) -> str:
 
 
 def _setting(row: Row) -> str:
-    return " ".join(f"{key}={value}" for key, value in row["setting"].items())
+    """Without the `ddp.` that all of them begin with, which has no room here."""
+    settings = row["setting"].items()
+    return " ".join(f"{key.removeprefix('ddp.')}={value}" for key, value in settings)
 
 
 _PLACE = {"MODE": lambda row: row["mode"], "DEVICES": lambda row: str(row["devices"])}
@@ -109,8 +138,8 @@ _SPEED = {
     "EFF": lambda row: _percent(row["efficiency"]),
 }
 _PARTS = {
-    "COMM ms": lambda row: _ms(row["phases"].get("comm_s")),
-    "EXPOSED ms": lambda row: _ms(row["phases"].get("exposed_comm_s")),
+    "COMM ms": _phase("comm_s"),
+    "EXPOSED ms": _phase("exposed_comm_s"),
     "OF STEP": lambda row: _percent(row["exposed_comm_fraction"]),
     "HIDDEN": lambda row: _percent(row["overlap_ratio"]),
     "NO SYNC": lambda row: _percent(row["no_sync_exposed_fraction"]),
@@ -122,27 +151,30 @@ _PARTS = {
 
 def _footnotes(document: Mapping[str, Any]) -> list[str]:
     rows = document["rows"]
-    said = [
-        "N: steps counted + left out at the begin and after pauses. IQR: width of the middle half.",
-        "EXPOSED: communication that nothing hides, and its share OF STEP. HIDDEN: the share of",
-        "communication that is not exposed. NO SYNC: by how much a step is shorter without any",
-        "exchange, measured apart. CPU ms: of all processes together.",
-    ]
+    said = [*textwrap.wrap(_LEGEND, _TERMINAL)]
+    if any(row["gpu_utilisation"] for row in rows):
+        said += textwrap.wrap(_LEGEND_OF_GPUS, _TERMINAL)
     if any(row["mode"] == "dp" for row in rows):
         said.append(f"dp: {document['label_of_dp']}")
     fitted = {**document.get("amdahl", {}), **document.get("gustafson", {})}
     law = "Amdahl" if document["strong"] else "Gustafson"
     for mode, serial in fitted.items():
-        points = [
-            f"{row['karp_flatt']:.2f} at {row['devices']}"
-            for row in rows
-            if row["mode"] == mode and row["karp_flatt"] is not None
-        ]
+        points = _karp_flatts(rows, mode)
         each = f"; point by point (Karp-Flatt) {', '.join(points)}" if points else ""
         said.append(
             f"serial fraction of {mode} ({law}): {serial['serial_fraction']:.2f}, "
             f"misses by {serial['residual']:.2f}{each}"
         )
+    if any(len(_karp_flatts(rows, mode)) > 1 for mode in fitted):
+        said += textwrap.wrap(_LEGEND_OF_POINTS, _TERMINAL)
     if any(serial["serial_fraction"] > 1 for serial in fitted.values()):
         said.append("A serial fraction above 1: more devices are slower than one.")
     return said
+
+
+def _karp_flatts(rows: Sequence[Row], mode: str) -> list[str]:
+    return [
+        f"{row['karp_flatt']:.2f} at {row['devices']}"
+        for row in rows
+        if row["mode"] == mode and row["karp_flatt"] is not None
+    ]

@@ -1,6 +1,7 @@
 """The options that `submit`, `render` and `run` share, and how they become a Request."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -55,12 +56,12 @@ class RequestCommand(click.Command):
 def build_request(
     context: click.Context, typed: dict[str, Any], more: tuple[str, ...] = ()
 ) -> Request:
-    """The Request in what was typed: the first word without `=` is the job.
+    """The Request in what was typed: a first word without `=`, or a file, is the job.
 
     `more` are overrides that win over the typed ones.
     """
     words: tuple[str, ...] = typed["words"]
-    has_job = bool(words) and "=" not in words[0]
+    has_job = bool(words) and ("=" not in words[0] or Path(words[0]).is_file())
     return Request(
         job=words[0] if has_job else None,
         cluster=typed["cluster"],

@@ -19,7 +19,11 @@ Value = str | int | bool | None
 _LONG_NAMES = {
     "N": "nodes", "n": "ntasks", "c": "cpus-per-task", "G": "gpus", "t": "time", "p": "partition",
     "A": "account", "q": "qos", "C": "constraint", "J": "job-name", "o": "output", "e": "error",
-    "a": "array", "d": "dependency", "D": "chdir",
+    "a": "array", "d": "dependency", "D": "chdir", "b": "begin", "i": "input", "k": "no-kill",
+    "l": "label", "m": "distribution", "r": "relative", "s": "oversubscribe", "u": "unbuffered",
+    "w": "nodelist", "x": "exclude", "B": "extra-node-info", "E": "preserve-env", "F": "nodefile",
+    "H": "hold", "I": "immediate", "K": "kill-on-bad-exit", "L": "licenses", "M": "clusters",
+    "O": "overcommit", "S": "core-spec", "W": "wait",
 }  # fmt: skip
 _MEMORY = ("mem", "mem-per-cpu", "mem-per-gpu")
 # Pairs sbatch itself refuses (seen on 22.05.8).
@@ -49,17 +53,18 @@ def check_options(options: Mapping[str, Value]) -> tuple[str, ...]:
     True is a bare flag, None and False are left out. Raises HpcddpError: `conflict` for options
     that exclude each other or cannot work, `bad_value` for values Slurm would not read.
     """
-    given = {
-        long_name(name): value
-        for name, value in options.items()
-        if value is not None and value is not False
-    }
+    given = {long_name(name): value for name, value in options.items() if is_given(value)}
     _check_memory(given)
     _check_exclusive(given)
     sizes = _sizes(given)
     _check_tasks(sizes)
     _check_gpus(sizes)
     return (*_check_time(given), *_idle_gpus(sizes), *_requeue_warnings(given))
+
+
+def is_given(value: Value) -> bool:
+    """False for None and False, an option that is left out; 0 is a value like any other."""
+    return value is not None and value is not False
 
 
 def long_name(name: str) -> str:
@@ -226,13 +231,15 @@ def _conflict(given: Mapping[str, Value], names: Sequence[str], why: str) -> Hpc
     return HpcddpError(f"{pairs}: {why}. Leave one out.", "conflict")
 
 
-def check_text(text: str, what: str) -> None:
-    """Refuse `%` (Slurm puts the user, job id ... there), backslash and control characters.
+def check_text(text: str, what: str, *, by_slurm: bool = True) -> None:
+    """Refuse control characters and, in what Slurm reads, `%` (it puts the user, job id ... there)
+    and backslash.
 
     Everything else is quoted and works: blanks, quotes, `$`, `;`, brackets, non-ASCII. Raises
     HpcddpError `unsafe_path`.
     """
-    bad = next((char for char in text if char in "%\\" or _is_control(char)), None)
+    rewritten = "%\\" if by_slurm else ""
+    bad = next((char for char in text if char in rewritten or _is_control(char)), None)
     if bad is None:
         return
     reason = "Slurm replaces it" if bad == "%" else "it does not survive the batch script"

@@ -32,6 +32,14 @@ def plan_batches(*, global_batch: int, micro_batch: int | None, world_size: int)
     return BatchPlan(global_batch, micro_batch, global_batch // per_pass, world_size)
 
 
+def busy_devices(images: int, devices: int) -> int:
+    """How many devices get a part of `images`, which DataParallel cuts into equal chunks.
+
+    Nine images on eight devices are 2, 2, 2, 2, 1: three stay idle.
+    """
+    return -(-images // -(-images // devices))
+
+
 def check_processes(replicas: str, world_size: int) -> None:
     """Raise ConfigError where `train.replicas` cannot fill that many processes."""
     if replicas == "ddp" or world_size == 1:

@@ -101,6 +101,9 @@ class DdpConfig:
     static_graph: bool = True
 
 
+TORCHS_BUCKET_CAP_MIB = DdpConfig().bucket_cap_mib
+
+
 @dataclass(frozen=True, slots=True)
 class CheckpointConfig:
     """When state is saved and how much of it is kept."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcddp.cluster.options import is_given
 from hpcddp.cluster.profile import ClusterProfile
 from hpcddp.cluster.profile_schema import EnvSetting, Preemption
 from hpcddp.cluster.scrub import looks_secret
@@ -14,6 +15,7 @@ from hpcddp.errors import HpcddpError
 from hpcddp.launch.limits import check_forbidden
 from hpcddp.launch.render import option_warnings, sbatch_options
 from hpcddp.launch.request import ResolvedRequest, check_sizes, processes_per_node
+from hpcddp.launch.sizes import threads_of_process
 from hpcddp.launch.step import YIELDS_TO, Place, container_words, has_needed, srun_options
 from hpcddp.run_dir import RunDir
 
@@ -172,7 +174,7 @@ def _refusals(request: ResolvedRequest, *options: Mapping[str, Any]) -> Iterator
 
 def _option_rows(kind: str, options: Mapping[str, Any], request: ResolvedRequest) -> Iterator[Row]:
     for name, value in options.items():
-        if name not in _NOT_SHOWN and value not in (None, False):
+        if name not in _NOT_SHOWN and is_given(value):
             layer, why = _option_layer(kind, name, value, request)
             yield Row(f"--{name}", "" if value is True else str(value), layer, why)
 
@@ -215,8 +217,8 @@ def _process_rows(
     request: ResolvedRequest, options: Mapping[str, Any], environ: Mapping[str, str]
 ) -> Iterator[Row]:
     """Variables that follow from the sizes of the job."""
-    cpus, per_task = request.config.resources.cpus_per_process, options.get("cpus-per-task")
-    settings = {"OMP_NUM_THREADS": EnvSetting(str(cpus or 1), "one thread per core of a process")}
+    threads, per_task = threads_of_process(request.config.resources), options.get("cpus-per-task")
+    settings = {"OMP_NUM_THREADS": EnvSetting(str(threads), "one thread per core of a process")}
     if not request.profile.has_gpus:
         settings["HPCDDP_DEVICE"] = EnvSetting("cpu", "the profile has no GPUs")
     if per_task and request.profile.launcher == "slurm":

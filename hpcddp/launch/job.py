@@ -17,11 +17,13 @@ from hpcddp.cluster.layout import layout_from_environ
 from hpcddp.cluster.network import Network, settle_network
 from hpcddp.cluster.ports import ephemeral_range
 from hpcddp.cluster.rendezvous_address import is_one_host
+from hpcddp.cluster.scrub import chosen_note
 from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, ProcessLayout
 from hpcddp.config.schema import RunConfig
 from hpcddp.config.write import read_config
 from hpcddp.errors import HpcddpError
 from hpcddp.launch.history import since_sent
+from hpcddp.launch.sizes import threads_of_process
 from hpcddp.launch.witness import attend
 from hpcddp.leave import leave
 from hpcddp.run_dir import RunDir
@@ -92,6 +94,8 @@ def _work(
     # The one place that writes this process's environment, before torch is loaded.
     os.environ.update(network.variables)
     if config.command:
+        threads = {"OMP_NUM_THREADS": str(threads_of_process(config.resources))}
+        os.environ.update(chosen_note({**network.variables, **threads}))
         os.environ.update(rank_variables(layout) | {PROCESS_VARIABLE: str(os.getpid())})
         _record_start(run_dir, layout)
         _become(config.command, stop_flag)

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hpcddp.cluster.option_values import parse_time_limit
+from hpcddp.cluster.options import is_given
 from hpcddp.cluster.profile import ClusterProfile
 from hpcddp.cluster.profile_schema import Limits
 from hpcddp.config.schema import Resources
@@ -14,7 +15,7 @@ from hpcddp.launch.sizes import cpus_of_process, gpus_per_process
 def check_forbidden(profile: ClusterProfile, *options: Mapping[str, Any]) -> None:
     """Raise ConfigError for an option of sbatch or srun that the site refuses."""
     for name, reason in profile.forbidden.items():
-        if any(part.get(name) not in (None, False) for part in options):
+        if any(is_given(part.get(name)) for part in options):
             raise ConfigError(
                 f"--{name} is refused on {profile.name}: {reason}. Leave it out. If the site has "
                 f"changed, allow it in clusters/{profile.name}.local.yaml: "

@@ -1,6 +1,7 @@
 """The local executor: run a job's script on this machine, detached, as often as it asks for.
 
-It stands in for Slurm's controller; `hpcddp.launch.local_step` stands in for srun.
+It stands in for Slurm's controller; `hpcddp.launch.local_step` stands in for srun. submitit's own
+local executor would not serve: it starts pickled functions, on one node, and not our script.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from hpcddp.run_dir import RunDir
 def submit_to_local(run_dir: RunDir) -> str:
     """Start the run's supervisor, detached from this terminal, and return its job id."""
     run_dir.batch_log.parent.mkdir(parents=True, exist_ok=True)
-    inherited = inherited_names(os.environ)
+    inherited = inherited_names(os.environ, on_this_machine=True)
     environ = {name: value for name, value in os.environ.items() if name not in inherited}
     with run_dir.batch_log.open("ab") as log:
         process = subprocess.Popen(

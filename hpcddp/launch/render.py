@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import hpcddp
 from hpcddp.cluster.option_values import parse_time_limit
-from hpcddp.cluster.options import check_options, check_text, long_name
+from hpcddp.cluster.options import check_options, check_text, is_given, long_name
 from hpcddp.cluster.profile import ClusterProfile
 from hpcddp.config.files import shipped_dir
 from hpcddp.config.schema import Resources, RunConfig
 from hpcddp.errors import ConfigError
 from hpcddp.launch.limits import check_forbidden, limit_warnings
 from hpcddp.launch.request import processes_per_node
-from hpcddp.launch.sizes import cpus_of_process, gpus_per_process
+from hpcddp.launch.sizes import cpus_of_process, gpus_per_process, threads_of_process
 from hpcddp.launch.step import (
     Place,
     batch_env,
@@ -55,22 +55,23 @@ _OWNED = {
 
 def render_script(config: RunConfig, profile: ClusterProfile, place: Place) -> str:
     """The whole text of job.sbatch. Raises HpcddpError for options Slurm would refuse."""
+    by_slurm = profile.launcher == "slurm"
     for path in (place.run_dir.path, place.work_dir, Path(place.python)):
-        check_text(str(path), "path")
+        check_text(str(path), "path", by_slurm=by_slurm)
     resources, processes = config.resources, processes_per_node(config, profile)
     directives = sbatch_options(resources, profile, place, processes)
     check_options(_per_gpu(directives, resources, profile, processes))
-    if profile.launcher == "slurm":
+    if by_slurm:
         check_forbidden(profile, directives, srun_options(resources, profile, processes, place))
     return load_template("job.sbatch.j2").render(
-        directives=[option_word(key, value) for key, value in directives.items()],
+        directives=[option_word(*option) for option in directives.items()] if by_slurm else [],
         version=hpcddp.__version__,
         run_name=place.run_dir.name,
         profile=profile,
         run_dir=str(place.run_dir.path),
         work_dir=str(place.work_dir),
         python=place.python,
-        cpus_per_process=resources.cpus_per_process or 1,
+        threads=threads_of_process(resources),
         cpus_per_task=directives.get("cpus-per-task") if profile.launcher == "slurm" else None,
         env=tuple(batch_env(profile, directives)),
         task_lines=task_lines(profile),
@@ -129,7 +130,7 @@ def sbatch_options(
     extra = {long_name(key): value for key, value in resources.sbatch.items()}
     check_extra("resources.sbatch", extra, {**_OWNED, **_named_settings(wanted)})
     options = wanted | extra | ({"requeue": None} if extra.get("no-requeue") else {})
-    return {key: value for key, value in options.items() if value not in (None, False)}
+    return {key: value for key, value in options.items() if is_given(value)}
 
 
 def _task_options(resources: Resources, profile: ClusterProfile, processes: int) -> dict[str, Any]:

@@ -143,6 +143,17 @@ def check_sizes(config: RunConfig, profile: ClusterProfile) -> None:
         global_batch=train.global_batch, micro_batch=train.micro_batch, world_size=processes
     )
     check_processes(train.replicas, processes)
+    _check_dp_devices(config, profile)
+
+
+def _check_dp_devices(config: RunConfig, profile: ClusterProfile) -> None:
+    wanted, gpus = config.train.dp_devices, config.resources.gpus_per_node
+    on_gpus = profile.has_gpus and config.train.device != "cpu"
+    if config.train.replicas == "dp" and on_gpus and wanted and gpus and wanted > gpus:
+        raise ConfigError(
+            f"train.dp_devices={wanted}, and the job asks for {gpus} GPUs. Use --gpus-per-node "
+            f"{wanted}, or fewer devices."
+        )
 
 
 def _job_name(request: Request, job: Layer) -> str:

@@ -8,6 +8,11 @@ def gpus_per_process(resources: Resources, processes: int) -> int:
     return max(1, (resources.gpus_per_node or 0) // processes)
 
 
+def threads_of_process(resources: Resources) -> int:
+    """OMP_NUM_THREADS where the user has not set it."""
+    return resources.cpus_per_process or 1
+
+
 def cpus_of_process(resources: Resources, processes: int) -> int:
     """CPUs of one process: one that drives all GPUs also loads for all of them."""
-    return (resources.cpus_per_process or 1) * gpus_per_process(resources, processes)
+    return threads_of_process(resources) * gpus_per_process(resources, processes)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcddp.cluster.options import check_value, long_name
+from hpcddp.cluster.options import check_value, is_given, long_name
 from hpcddp.cluster.profile import ClusterProfile
 from hpcddp.cluster.profile_file import EXPANDED
 from hpcddp.cluster.profile_schema import EnvSetting
@@ -20,7 +20,12 @@ from hpcddp.errors import ConfigError
 from hpcddp.launch.sizes import cpus_of_process, gpus_per_process
 from hpcddp.run_dir import RunDir
 
-_OWNED = {"kill-on-bad-exit", "cpus-per-task", "output", "error", "open-mode", "export"}
+# Set by hpcddp, or inherited from the job: a step of another shape would be another world size.
+_OWNED = (
+    "kill-on-bad-exit", "cpus-per-task", "output", "error", "open-mode", "export", "nodes",
+    "ntasks", "ntasks-per-node", "ntasks-per-gpu", "nodelist", "nodefile", "exclude", "relative",
+    "multi-prog", "het-group",
+)  # fmt: skip
 # A rule of the user's for the network wins over the names that a profile gives outright.
 YIELDS_TO = {
     "GLOO_SOCKET_IFNAME": "HPCDDP_INTERFACE",
@@ -69,7 +74,9 @@ def srun_options(
 ) -> dict[str, Any]:
     """The options of srun in the order of the script; None is one that was taken out."""
     extra = _further_options(resources, profile, processes)
-    check_extra("resources.srun", extra, dict.fromkeys(_OWNED, "it follows from the resources"))
+    check_extra(
+        "resources.srun", extra, dict.fromkeys(_OWNED, "it follows from the resources of the job")
+    )
     cpus = cpus_of_process(resources, processes)
     per_node = {"ntasks-per-node": 1} if profile.launch == "torchrun" else {}
     return {
@@ -223,17 +230,17 @@ def check_extra(section: str, extra: Mapping[str, Any], owned: Mapping[str, str]
     for key, value in extra.items():
         if key in owned:
             raise ConfigError(f"{section}.{key} is set by hpcddp: {owned[key]}.", "conflict")
-        if not re.fullmatch("[A-Za-z][A-Za-z0-9-]*", key):
-            raise ConfigError(f"{section}: `{key}` is no name of an option, such as `mail-type`.")
+        if not re.fullmatch("[A-Za-z][A-Za-z0-9-]+", key):
+            raise ConfigError(
+                f"{section}: `{key}` is no long name of an option, such as `mail-type`. Write that."
+            )
         if isinstance(value, Mapping | list):
             raise ConfigError(f"{section}.{key} needs one value, found {value}. Quote it as text.")
 
 
 def options_text(options: Mapping[str, Any]) -> str:
     """Options as words of one line."""
-    return " ".join(
-        option_word(key, value) for key, value in options.items() if value not in (None, False)
-    )
+    return " ".join(option_word(key, value) for key, value in options.items() if is_given(value))
 
 
 def option_word(key: str, value: Any) -> str:  # noqa: ANN401

@@ -57,6 +57,7 @@ def prepare_in(request: ResolvedRequest, run_dir: RunDir, environ: Mapping[str, 
         *option_warnings(request.config, request.profile, place),
         *_sharing_warnings(request, run_dir),
         *exported_warnings(request.profile, environ),
+        *_program_warnings(request, environ),
     )
     return Submission(request, run_dir, script, warnings)
 
@@ -68,6 +69,22 @@ def _sharing_warnings(request: ResolvedRequest, run_dir: RunDir) -> tuple[str, .
         return ()
     sentence = sharing_warning(path, mount_of(path))
     return (sentence,) if sentence else ()
+
+
+def _program_warnings(request: ResolvedRequest, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """A sentence where the user's program is not found here, as after hours in the queue."""
+    command, profile = request.config.command, request.profile
+    if not command or request.config.resources.container:  # an image has programs of its own
+        return ()
+    program, *words = command
+    missing = []
+    by_setup = profile.modules or profile.setup  # which may bring programs along
+    if not by_setup and not shutil.which(program, path=environ.get("PATH")):
+        missing.append(program)
+    if not {"-m", "-c"} & set(words):  # after which no file follows
+        scripts = [word for word in words if word.endswith((".py", ".sh"))]
+        missing += [script for script in scripts[:1] if not Path(script).exists()]
+    return tuple(f"`{each}` is not found here, in {Path.cwd()}." for each in missing)
 
 
 def send(submission: Submission, *options: str) -> str:

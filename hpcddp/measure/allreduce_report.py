@@ -25,18 +25,19 @@ def allreduce_document(
         "hosts": list(layout.hosts),
         "device": torch.cuda.get_device_name() if backend == "nccl" else "CPU",
         "versions": {"torch": str(torch.__version__)},
-        "rows": [_row(each, world_size) for each in times],
+        "rows": [_row(each, world_size, layout.num_nodes) for each in times],
         "fit": _fit(times, world_size),
     }
 
 
-def _row(measured: AllReduceTime, world_size: int) -> dict[str, Any]:
+def _row(measured: AllReduceTime, world_size: int, nodes: int) -> dict[str, Any]:
     low, high = measured.quartiles_s
     return {
         "bytes": measured.bytes,
         "seconds": measured.seconds,
         "algbw_gb_per_s": measured.algbw_gb_per_s,
         "busbw_gb_per_s": measured.busbw_gb_per_s(world_size),
+        "node_gb_per_s": measured.node_gb_per_s(world_size, nodes),
         "n": measured.n,
         "seconds_quartile_1": low,
         "seconds_quartile_3": high,

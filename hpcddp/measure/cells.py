@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpcddp.config.batch import plan_batches
+from hpcddp.config.batch import busy_devices, plan_batches
 from hpcddp.config.load import Layer, command_line_layer, resolve
 from hpcddp.config.schema import RunConfig, value_at
 from hpcddp.errors import ConfigError
@@ -171,7 +171,11 @@ def config_of(cell: Cell, wanted: Wanted, config: RunConfig) -> RunConfig:
     if cell.mode == "dp":
         micro_batch = None if micro_batch is None else micro_batch * cell.devices
         workers *= cell.devices
-    plan_batches(global_batch=global_batch, micro_batch=micro_batch, world_size=cell.processes)
+    plan = plan_batches(
+        global_batch=global_batch, micro_batch=micro_batch, world_size=cell.processes
+    )
+    if cell.mode == "dp":
+        _check_none_is_idle(cell, plan.micro_batch)
     trained = dataclasses.replace(
         train,
         replicas=cell.mode,
@@ -181,6 +185,17 @@ def config_of(cell: Cell, wanted: Wanted, config: RunConfig) -> RunConfig:
     )
     data = dataclasses.replace(config.data, workers=workers)
     return measured(dataclasses.replace(config, train=trained, data=data))
+
+
+def _check_none_is_idle(cell: Cell, images: int) -> None:
+    """What is called so many devices must be that many."""
+    busy = busy_devices(images, cell.devices)
+    if busy < cell.devices:
+        raise ConfigError(
+            f"{cell.name}: DataParallel cuts {images} images into equal chunks, so only {busy} of "
+            f"{cell.devices} devices would get any. Set train.global_batch to a multiple of "
+            f"{cell.devices}, or compare fewer --devices."
+        )
 
 
 def config_of_setting(setting: Setting, config: RunConfig) -> RunConfig:

@@ -1,8 +1,9 @@
 """How long an all-reduce of each size takes, and whether it is right. Knows no model, no Slurm.
 
 Bandwidths are those of NVIDIA's nccl-tests (doc/PERFORMANCE.md there): algorithm bandwidth is
-bytes / time; bus bandwidth is that times 2(n-1)/n, what each process must send and receive, and
-so the number to hold against the speed of a link.
+bytes / time; bus bandwidth is that times 2(n-1)/n, what each process must send and receive. Where
+each node has one process that is the number to hold against the speed of its link; of several, most
+may stay inside the node, and `node_gb_per_s` is what it must at least send to others.
 """
 
 import itertools
@@ -42,6 +43,16 @@ class AllReduceTime:
     def busbw_gb_per_s(self, world_size: int) -> float:
         """Bus bandwidth in 10^9 bytes per second."""
         return self.algbw_gb_per_s * bus_factor(world_size)
+
+    def node_gb_per_s(self, world_size: int, nodes: int) -> float | None:
+        """What each node sends at least, in 10^9 bytes per second, as if it were one process.
+
+        Per process that is busbw x (k-1)/(n-1), with k nodes and n processes. None where it says
+        no more than busbw.
+        """
+        if nodes in (1, world_size):
+            return None
+        return self.algbw_gb_per_s * bus_factor(nodes)
 
 
 def bus_factor(world_size: int) -> float:

@@ -40,8 +40,9 @@ def row_of(cell: Cell, record: CellRecord, global_batch: int) -> Row:
         "images_per_s": global_batch / spread.median,
         "comm_fraction": _fraction("comm_s", blocks),
         "exposed_comm_fraction": _fraction("exposed_comm_s", blocks),
+        "exposed_comm_s_per_process": _waits(record),
         "overlap_ratio": _overlap(blocks),
-        "no_sync_exposed_fraction": _without_sync(record),
+        **_without_sync(record),
         "memory_bytes_per_device": memory,
         "memory_imbalance": imbalance(memory) if memory else None,
         "cpu_s_per_step_per_process": _cpu_s(record),
@@ -49,6 +50,7 @@ def row_of(cell: Cell, record: CellRecord, global_batch: int) -> Row:
         "resident_bytes_per_process": [block.resident_bytes for block in _latest(record)],
         "gpu_utilisation": _utilisation(record),
         "phases": {name: median(values) for name, values in _phases(blocks).items()},
+        "phases_iqr": {name: spread_of(values).iqr for name, values in _phases(blocks).items()},
         "comm_bytes_per_step": blocks[-1].comm_bytes,
         "buckets": [dict(bucket) for bucket in record.typical[0].buckets],
         "backward_s": record.typical[0].backward_s,
@@ -61,8 +63,9 @@ def _latest(record: CellRecord) -> Sequence[Block]:
 
 def _phases(blocks: Sequence[Block]) -> dict[str, list[float]]:
     """Each phase's seconds in every step of every process."""
-    names = blocks[0].phases[0] if blocks[0].phases else ()
-    return {name: [step[name] for block in blocks for step in block.phases] for name in names}
+    steps = [step for block in blocks for step in block.phases]
+    names = dict.fromkeys(name for step in steps for name in step)
+    return {name: [step.get(name, 0.0) for step in steps] for name in names}
 
 
 def _fraction(phase: str, blocks: Sequence[Block]) -> float | None:
@@ -75,18 +78,30 @@ def _fraction(phase: str, blocks: Sequence[Block]) -> float | None:
     return median(shares) if shares else None
 
 
+def _waits(record: CellRecord) -> list[float]:
+    """In each process the median of what it waits for others; who is late waits least."""
+    processes = [*zip(*record.visits, strict=True)]
+    phases = [[step for block in own for step in block.phases] for own in processes]
+    return [median([step["exposed_comm_s"] for step in own]) for own in phases if own]
+
+
 def _overlap(blocks: Sequence[Block]) -> float | None:
     """The median share of its communication that a step hides; None where there is none."""
     steps = [step for block in blocks for step in block.phases if step["comm_s"]]
     return median([1 - s["exposed_comm_s"] / s["comm_s"] for s in steps]) if steps else None
 
 
-def _without_sync(record: CellRecord) -> float | None:
-    """By how much a step is shorter that exchanges no gradients; not from the step's own clock."""
-    if not record.without_sync:
-        return None
-    alone = CellRecord(visits=record.without_sync)
-    return 1 - ratio_of(record.round_s, alone.round_s).value
+def _without_sync(record: CellRecord) -> Row:
+    """By how much a step is shorter that exchanges nothing, and between what bounds; not from the
+    step's own clock.
+    """
+    value = between = None
+    if record.without_sync:
+        alone = CellRecord(visits=record.without_sync)
+        ratio = ratio_of(record.round_s, alone.round_s)
+        value = 1 - ratio.value
+        between = [1 - ratio.high, 1 - ratio.low] if math.isfinite(ratio.high) else None
+    return {"no_sync_exposed_fraction": value, "no_sync_exposed_interval": between}
 
 
 def _highest(record: CellRecord) -> list[int] | None:

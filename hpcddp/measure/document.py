@@ -16,10 +16,10 @@ from hpcddp.config.schema import RunConfig
 from hpcddp.measure.cells import Cell
 from hpcddp.measure.comparison import Row, rounded
 from hpcddp.measure.verdict import Verdict
+from hpcddp.phases import DP_ON_CPU, DP_ON_GPUS
 
-DP_ON_CPU = "DataParallel algorithm on CPU threads"
 _CSV_FIELDS = (
-    *("mode", "devices", "setting", "global_batch", "n", "discarded"),
+    *("mode", "label", "devices", "setting", "global_batch", "n", "discarded"),
     *("step_s_median", "step_s_p95", "step_s_iqr", "images_per_s", "speedup", "efficiency"),
     *("karp_flatt", "comm_fraction", "exposed_comm_fraction", "overlap_ratio"),
     *("no_sync_exposed_fraction", "comm_bytes_per_step", "memory_imbalance"),
@@ -43,6 +43,7 @@ def compare_document(
     `layout` is that of a job whose processes all take part, whatever the row.
     """
     swept = any(row["setting"] for row in rows)
+    label_of_dp = DP_ON_GPUS if backend == "nccl" else DP_ON_CPU
     document = {
         "title": "settings of DistributedDataParallel" if swept else "DataParallel against DDP",
         "machine": _machine(
@@ -58,8 +59,8 @@ def compare_document(
         "global_batch": max(row["global_batch"] for row in rows),
         "strong": is_strong,
         "backend": backend,
-        "label_of_dp": "torch.nn.DataParallel" if backend == "nccl" else DP_ON_CPU,
-        "rows": list(rows),
+        "label_of_dp": label_of_dp,
+        "rows": [row | {"label": label_of_dp if row["mode"] == "dp" else None} for row in rows],
         "amdahl" if is_strong else "gustafson": dict(fitted),
         "verdict": {
             "words": verdict.words,
@@ -112,7 +113,7 @@ def not_measured(
     if not has_gpus:
         said.append("memory per device and use of the GPUs: there is no GPU here")
         if any(row["mode"] == "dp" for row in rows):
-            said.append(f"torch.nn.DataParallel: it needs GPUs; dp is the {DP_ON_CPU}")
+            said.append(f"{DP_ON_GPUS}: it needs GPUs; dp is the {DP_ON_CPU}")
     elif not any(row["gpu_utilisation"] for row in rows):
         said.append(f"use of the GPUs: {no_use}")
     return said

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from hpcddp.cluster.devices import DEVICE_VARIABLE, VISIBILITY_VARIABLES
+from hpcddp.cluster.devices import DEVICE_VARIABLE
 from hpcddp.cluster.layout import process_environment
 from hpcddp.cluster.ports import PORT_VARIABLE
 from hpcddp.cluster.scrub import inherited_names
@@ -27,7 +27,6 @@ from hpcddp.measure.worker import Trouble, WorkerTask, work
 
 _END_S = 5.0
 _LOG_LINES = 15
-_MORE_VISIBILITY = ("NVIDIA_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "GPU_DEVICE_ORDINAL")
 _CONTEXT = multiprocessing.get_context("forkserver")
 
 
@@ -45,8 +44,8 @@ def member_environment(
 
     Those of torchrun or Slurm would make each process the only one of its group. The devices stay.
     """
-    own = {*VISIBILITY_VARIABLES, *_MORE_VISIBILITY, DEVICE_VARIABLE}
-    hidden = {*inherited_names(environ)} - own | {PORT_VARIABLE}
+    inherited = {*inherited_names(environ, on_this_machine=True)}
+    hidden = inherited - {DEVICE_VARIABLE} | {PORT_VARIABLE}
     kept = {name: value for name, value in environ.items() if name not in hidden}
     # A name of its own gives each group ports of its own.
     named = {**kept, "HPCDDP_JOB_ID": f"{os.getpid()}-{group}"}

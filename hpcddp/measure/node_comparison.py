@@ -4,6 +4,7 @@ Runs in one process that holds all devices of the node; the groups are its child
 """
 
 import contextlib
+import itertools
 import logging
 import os
 import tempfile
@@ -21,11 +22,12 @@ from hpcddp.measure.bench import unsettled_steps
 from hpcddp.measure.blocks import CellRecord
 from hpcddp.measure.cells import Cell, Wanted, check_wanted, config_of
 from hpcddp.measure.comparison import base_of, row_of, serial_fractions, with_speedups
-from hpcddp.measure.cpus import are_shared, cpus_of, shares
+from hpcddp.measure.cpus import are_shared, cores_of, cpus_of, shares
 from hpcddp.measure.document import compare_document, not_measured
+from hpcddp.measure.evidence import Circumstances
 from hpcddp.measure.gpu_use import GpuUse
 from hpcddp.measure.groups import Group
-from hpcddp.measure.verdict import Circumstances, verdict_of
+from hpcddp.measure.verdict import verdict_of
 
 _WARM_UP_STEPS = 3  # DDP's buckets are in their final order before; caches and allocators are not
 
@@ -36,7 +38,7 @@ _log = logging.getLogger(__name__)
 class Node:
     """What there is to measure on; `gpus` as CUDA_VISIBLE_DEVICES would name them."""
 
-    cpus: Sequence[int]
+    cores: Sequence[Sequence[int]]  # each with its CPUs
     gpus: Sequence[str]
 
     @property
@@ -60,7 +62,7 @@ def compare_on(
             "no_gpu",
         )
     most = max(cell.devices for cell in cells)
-    per_device = shares(node.cpus, most)
+    per_device = shares(node.cores, most)
     gpus = GpuUse(node.gpus)
     records = _measure(cells, config, wanted, per_device, gpus, environ)
     rows = [
@@ -73,7 +75,8 @@ def compare_on(
     missing = not_measured(
         wanted.cells, cells, rows, has_gpus=bool(node.gpus), no_use=gpus.why_nothing
     )
-    verdict = verdict_of(rows, Circumstances(node.backend, are_shared(per_device)))
+    peers = _have_peers(most) if node.gpus else None
+    verdict = verdict_of(rows, Circumstances(node.backend, are_shared(per_device), peers))
     return compare_document(
         config,
         rows,
@@ -82,17 +85,23 @@ def compare_on(
         is_strong=not wanted.is_weak,
         fitted=serial_fractions(rows, is_weak=wanted.is_weak),
         missing=[*wanted.left_out, *missing],
-        cpus=len(node.cpus),
+        cpus=sum(map(len, node.cores)),
     )
 
 
 def this_node(config: RunConfig, environ: Mapping[str, str]) -> Node:
     """What this process may use: its CPUs, and the GPUs it sees unless the CPU is wished for."""
-    cpus = sorted(os.sched_getaffinity(0))
+    cores = cores_of(sorted(os.sched_getaffinity(0)))
     is_cpu = "cpu" in (config.train.device, device_wish(environ))
     count = 0 if is_cpu else torch.cuda.device_count()
     named = visible_devices(environ) or tuple(map(str, range(count)))
-    return Node(cpus, named[:count])
+    return Node(cores, named[:count])
+
+
+def _have_peers(count: int) -> bool | None:
+    """Whether the first `count` GPUs all reach each other's memory; None where there is but one."""
+    pairs = [*itertools.permutations(range(count), 2)]
+    return all(torch.cuda.can_device_access_peer(*pair) for pair in pairs) if pairs else None
 
 
 def _measure(

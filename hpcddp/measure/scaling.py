@@ -3,16 +3,13 @@
 n is a number of devices relative to the smallest that was measured; S the speed-up at n.
 """
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-# 97.5 % quantiles of Student's t for 1, 2, 3 ... degrees of freedom; beyond the last: the normal's.
-_T_975 = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179),
-    *(2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064),
-)
-_NORMAL_975 = 1.960
+_CONFIDENCE = 0.95
+_SLICES = 4096  # of the angle that Student's t is integrated over: exact to five digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +34,14 @@ class Serial:
 class Ratio:
     """Of two things that were measured in turn: how many times the second is the first.
 
-    `low` and `high` bound it with 95 % confidence; both are infinite with fewer than two rounds.
+    `low` and `high` bound it with 95 % confidence; both are infinite with fewer than two rounds. Of
+    several `comparisons`, out of which this one was picked, they bound all at once.
     """
 
     value: float
     low: float
     high: float
+    comparisons: int = 1
 
 
 def quantile(values: Sequence[float], fraction: float) -> float:
@@ -109,22 +108,37 @@ def _fit(points: Mapping[float, tuple[float, float]]) -> Serial | None:
     return Serial(fraction, math.sqrt(left_over))
 
 
-def ratio_of(first: Sequence[float], second: Sequence[float]) -> Ratio:
+def ratio_of(first: Sequence[float], second: Sequence[float], *, comparisons: int = 1) -> Ratio:
     """second / first, both measured once in each round; Student's t over the rounds' logarithms.
 
-    What disturbs a whole round disturbs both and cancels.
+    What disturbs a whole round disturbs both and cancels. The best of several `comparisons` is
+    likely to look good by chance: each gets its share of what may go wrong (Bonferroni).
     """
     logs = [math.log(b / a) for a, b in zip(first, second, strict=True)]
     mean = sum(logs) / len(logs)
     if len(logs) < 2:
-        return Ratio(math.exp(mean), -math.inf, math.inf)
+        return Ratio(math.exp(mean), -math.inf, math.inf, comparisons)
     variance = sum((each - mean) ** 2 for each in logs) / (len(logs) - 1)
-    half = _t_975(len(logs) - 1) * math.sqrt(variance / len(logs))
-    return Ratio(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
+    wide = student_t(1 - (1 - _CONFIDENCE) / comparisons, len(logs) - 1)
+    half = wide * math.sqrt(variance / len(logs))
+    return Ratio(math.exp(mean), math.exp(mean - half), math.exp(mean + half), comparisons)
 
 
-def _t_975(freedom: int) -> float:
-    return _T_975[freedom - 1] if freedom <= len(_T_975) else _NORMAL_975
+@functools.cache
+def student_t(confidence: float, freedom: int) -> float:
+    """How many standard errors to both sides hold the truth with that confidence.
+
+    With t = sqrt(freedom) tan(a) the density is a power of cos(a), which Simpson's rule adds up.
+    """
+    step = math.pi / 2 / _SLICES
+    height = [math.cos(n * step / 2) ** (freedom - 1) for n in range(2 * _SLICES + 1)]
+    slices = [sum(height[n : n + 3]) + 3 * height[n + 1] for n in range(0, 2 * _SLICES, 2)]
+    wanted, held = confidence * sum(slices), 0.0
+    for number, slice_ in enumerate(slices):
+        if held + slice_ >= wanted:
+            return math.sqrt(freedom) * math.tan(step * (number + (wanted - held) / slice_))
+        held += slice_
+    return math.inf
 
 
 def imbalance(per_device: Sequence[int]) -> float | None:

@@ -6,6 +6,7 @@ order, so that what disturbs the network for a while disturbs every setting.
 
 import logging
 import os
+import socket
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,16 +18,26 @@ import torch.distributed as dist
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.config.schema import RunConfig, value_at
 from hpcddp.measure.bench import Bench, build_bench, unsettled_steps
-from hpcddp.measure.blocks import Block, CellRecord
+from hpcddp.measure.blocks import CellRecord
 from hpcddp.measure.cells import Cell, Setting, config_of_setting
 from hpcddp.measure.comparison import base_of, row_of, with_speedups
+from hpcddp.measure.cpus import are_too_few
 from hpcddp.measure.document import compare_document, not_measured
-from hpcddp.measure.verdict import Circumstances, verdict_of_sweep
+from hpcddp.measure.evidence import Circumstances
+from hpcddp.measure.verdict import verdict_of_sweep
 from hpcddp.run_dir import RunDir
 from hpcddp.train.device import choose_device, make_deterministic
 from hpcddp.train.process_group import backend_of, open_ranks
 
 _WARM_UP_STEPS = 3
+_NO_USE = "a sweep does not sample it"
+# Every process holds a model and buckets for each setting all the time.
+_NOT_OF_ONE = {
+    "memory_bytes_per_device": None,
+    "memory_imbalance": None,
+    "resident_bytes_per_process": [],
+}
+_NO_MEMORY = "memory of each setting: the processes hold those of all settings at once"
 
 _log = logging.getLogger(__name__)
 
@@ -52,9 +63,17 @@ def sweep_here(
             if layout.is_main:
                 _log.info("%s is ready", Cell("ddp", layout.world_size, setting).name)
         unsettled = unsettled_steps(config, layout.world_size)
-        records = _Gatherer(layout).measure(benches, rounds, steps, unsettled)
+        gatherer = _Gatherer(layout)
+        records = gatherer.measure(benches, rounds, steps, unsettled)
+        where = Circumstances(backend_of(device), are_too_few(gatherer.gather(_place(device))))
     ranks.close()
-    return _document(config, settings, records, layout, device) if layout.is_main else None
+    return _document(config, settings, records, layout, where) if layout.is_main else None
+
+
+def _place(device: torch.device) -> tuple[str, list[int], int]:
+    """Of this process its host, its CPUs, and how many of them it uses; a GPU's takes one."""
+    used = torch.get_num_threads() if device.type == "cpu" else 1
+    return socket.gethostname(), sorted(os.sched_getaffinity(0)), used
 
 
 class _Gatherer:
@@ -71,19 +90,19 @@ class _Gatherer:
         for number in range(rounds):
             pairs = list(zip(benches, records, strict=True))
             for bench, record in reversed(pairs) if number % 2 else pairs:
-                record.visits.append(self._gather(bench.take(steps, discard=unsettled)))
+                record.visits.append(self.gather(bench.take(steps, discard=unsettled)))
                 # The first without exchange still sends out buffers, and the first of the next
                 # round does not: neither counts.
-                record.without_sync.append(self._gather(bench.take(steps, sync=False)))
+                record.without_sync.append(self.gather(bench.take(steps, sync=False)))
             if self._layout.is_main:
                 _log.info("round %d of %d", number + 1, rounds)
         return records
 
-    def _gather(self, block: Block) -> list[Block]:
-        """The blocks of all processes; in the main process only."""
-        blocks = [None] * self._layout.world_size if self._layout.is_main else None
-        dist.gather_object(block, blocks, dst=0, group=self._group)
-        return blocks or []
+    def gather(self, own: Any) -> list[Any]:  # noqa: ANN401
+        """What each process gives, in the main process; in the others nothing. Collective."""
+        found = [None] * self._layout.world_size if self._layout.is_main else None
+        dist.gather_object(own, found, dst=0, group=self._group)
+        return found or []
 
 
 def _document(
@@ -91,28 +110,26 @@ def _document(
     settings: Sequence[Setting],
     records: Sequence[CellRecord],
     layout: ProcessLayout,
-    device: torch.device,
+    where: Circumstances,
 ) -> dict[str, Any]:
     cells = [Cell("ddp", layout.world_size, setting) for setting in settings]
     rows = [
-        row_of(cell, record, config.train.global_batch)
+        row_of(cell, record, config.train.global_batch) | _NOT_OF_ONE
         for cell, record in zip(cells, records, strict=True)
     ]
     configured = {key: value_at(config, key) for key in settings[0]}
     base = base_of(rows, configured)
     index = [row is base for row in rows].index(True)
     rows = with_speedups(rows, base, is_weak=False)
-    backend = backend_of(device)
+    has_gpus = where.backend == "nccl"
     return compare_document(
         config,
         rows,
-        verdict_of_sweep(rows, index, Circumstances(backend), is_own=settings[index] == configured),
-        backend=backend,
+        verdict_of_sweep(rows, index, where, is_own=settings[index] == configured),
+        backend=where.backend,
         is_strong=True,
         fitted={},
-        missing=not_measured(
-            cells, cells, rows, has_gpus=backend == "nccl", no_use="a sweep does not sample it"
-        ),
+        missing=[*not_measured(cells, cells, rows, has_gpus=has_gpus, no_use=_NO_USE), _NO_MEMORY],
         cpus=len(os.sched_getaffinity(0)),
         layout=layout,
     )

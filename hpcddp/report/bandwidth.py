@@ -4,7 +4,7 @@ from hpcddp.report.allreduce import paint_allreduce
 from hpcddp.report.drawing import draw
 from hpcddp.report.page import Drawing, Page
 from hpcddp.report.tables import allreduce_table
-from hpcddp.report.values import Row, bytes_text, number_text, percent_text, time_text
+from hpcddp.report.values import Row, bytes_text, number_text, percent_text, range_text, time_text
 
 _TITLE = "Time and bandwidth by size"
 
@@ -13,21 +13,21 @@ def allreduce_page(document: Row) -> Page:
     """Figure, table and fitted line of a checked allreduce.json."""
     largest = document["rows"][-1]
     speed = number_text(8 * largest["busbw_gb_per_s"])
-    said = f"Points: medians of the slowest process's times, with quartiles. n = {_range(document)}"
+    said = f"Points: medians of the slowest process's times, with quartiles. {_counts(document)}"
     svg = draw("allreduce", _TITLE, 5.6, lambda figure: paint_allreduce(figure, document))
     return Page(
         title=f"All-reduce, {document.get('backend', '?')}",
         facts=_facts(document),
         headline=f"{bytes_text(largest['bytes'])}: bus bandwidth {speed} Gbit/s",
         evidence=_evidence(document),
-        drawings=(Drawing(_TITLE, svg, f"{said} calls; the first of each size do not count."),),
+        drawings=(Drawing(_TITLE, svg, f"{said}."),),
         tables=(allreduce_table(document),),
     )
 
 
-def _range(document: Row) -> str:
-    counts = [row["n"] for row in document["rows"] if "n" in row]
-    return f"{min(counts)} to {max(counts)}" if counts else "an unknown number of"
+def _counts(document: Row) -> str:
+    n, discarded = (range_text(document["rows"], key) for key in ("n", "discarded"))
+    return f"n = {n} calls, the first {discarded} of each size discarded"
 
 
 def _facts(document: Row) -> tuple[tuple[str, str], ...]:
@@ -54,5 +54,18 @@ def _evidence(document: Row) -> tuple[str, ...]:
         f"{number_text(8 * fit['bus_gb_per_s'])} Gbit/s; it misses a size by up to "
         f"{percent_text(fit['worst_relative_miss'])}.",
         "Bus bandwidth is size / time x 2(n-1)/n: what each of n processes sends, to be held "
-        "against the speed of a link.",
+        "against the speed of a link where each node has one process.",
+        *_node_words(document["rows"][-1]),
+    )
+
+
+def _node_words(largest: Row) -> tuple[str, ...]:
+    """What may be held against the network of a node with several processes."""
+    if largest.get("node_gb_per_s") is None:
+        return ()
+    speed = number_text(8 * largest["node_gb_per_s"])
+    return (
+        f"With several processes per node each of k nodes sends at least {speed} Gbit/s over its "
+        "network with the largest size: size / time x 2(k-1)/k, the rest stays inside. A ring "
+        "through all processes sends the whole bus bandwidth.",
     )

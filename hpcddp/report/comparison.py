@@ -98,8 +98,8 @@ def _sweep(rows: Sequence[Row]) -> Drawing:
 
 def _step_time(rows: Sequence[Row], document: Row) -> Drawing:
     said = (
-        "The median of each phase, which need not add up to the median of the step, written at the "
-        f"end of the bar. Communication beside the backward pass is not in it. {counts_text(rows)}."
+        "Medians of the phases; that of the step stands behind the bar, to which they need not add "
+        f"up, and its {_SPREAD}. Without what is hidden by backward. {counts_text(rows)}."
     )
     return _drawing("step", "What a step is spent on", 1.3 + 0.36 * len(rows), said,
                     lambda figure: paint_step_time(figure, rows, document))  # fmt: skip
@@ -110,7 +110,7 @@ def _memory(rows: Sequence[Row], document: Row) -> Drawing:
     known = [row for row in rows if row.get("memory_bytes_per_device")]
     if not known:
         return Drawing(title, None, "")
-    said = f"Highest of the whole measurement. {counts_text(known)}."
+    said = f"Highest of all steps that count, so it has no spread. {counts_text(known)}."
     bars = sum(len(row["memory_bytes_per_device"]) for row in known)
     return _drawing("memory", title, 0.8 + 0.22 * bars, said,
                     lambda figure: paint_memory(figure, known, document))  # fmt: skip
@@ -130,7 +130,8 @@ def _timeline(number: int, row: Row, document: Row) -> Drawing:
     buckets = row["buckets"]
     reduced = sum(bucket["bytes"] for bucket in buckets)
     said = (
-        "One step, not a median (n = 1). A black tick is when a bucket's gradients were ready. "
+        "One step, not a median (n = 1), so without a spread. Tick: its gradients were ready. "
+        f"{counts_text([row])}. "
         f"{bytes_text(reduced)} in {len(buckets)} bucket{'s' * (len(buckets) > 1)}."
     )
     title = f"Buckets of one step: {place_text(row, document)}"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from hpcddp.phases import DP_PARTS
+from hpcddp.phases import COMM_PARTS
 from hpcddp.report.drawing import GREY, label_bars, rows_axis
 from hpcddp.report.values import Row, place_text, time_text
 
@@ -15,7 +15,7 @@ _PHASES = {
     "forward_s": ("forward", "#56B4E9", ""),
     "backward_s": ("backward", "#0072B2", ""),
     "exposed_comm_s": ("communication that nothing hides", "#D55E00", "////"),
-    "broadcast_s": ("DP: broadcast", "#F6D98B", "////"),
+    "broadcast_s": ("broadcast (DP: all, DDP: buffers)", "#F6D98B", "////"),
     "scatter_s": ("DP: scatter", "#E69F00", "////"),
     "gather_s": ("DP: gather", "#D55E00", "////"),
     "reduce_s": ("DP: reduce", "#A34700", "////"),
@@ -39,17 +39,20 @@ def paint_step_time(figure: Figure, rows: Sequence[Row], document: Row) -> None:
         axes.barh(range(len(rows)), unknown, 0.6, color="white", edgecolor=GREY,
                   label="phases not measured here")  # fmt: skip
     ends = [max(pair) for pair in zip(left, unknown, strict=True)]
-    label_bars(axes, ends, [time_text(row["step_s_median"]) for row in rows])
+    halves = [1e3 * (row.get("step_s_iqr") or 0.0) / 2 for row in rows]
+    axes.errorbar(ends, range(len(rows)), xerr=halves, fmt="none", capsize=3, color="black")
+    tips = [end + half for end, half in zip(ends, halves, strict=True)]
+    label_bars(axes, tips, [time_text(row["step_s_median"]) for row in rows])
     rows_axis(axes, [place_text(row, document) for row in rows])
     axes.set_xlabel("milliseconds per step")
     figure.legend(loc="outside lower center", ncols=3)
 
 
 def _stacked(row: Row) -> dict[str, float]:
-    """The phases that add up to the step; of DP's communication its parts."""
+    """The phases that add up to the step; of communication the parts that are known."""
     phases = dict(row.get("phases") or {})
-    if any(phases.get(part) for part in DP_PARTS):
-        parts_s = sum(phases.get(part, 0.0) for part in DP_PARTS)
+    if any(phases.get(part) for part in COMM_PARTS):
+        parts_s = sum(phases.get(part, 0.0) for part in COMM_PARTS)
         phases["exposed_comm_s"] = max(0.0, phases.get("exposed_comm_s", 0.0) - parts_s)
         if phases["exposed_comm_s"] < 0.05 * parts_s:  # medians of a sum and of its parts differ
             del phases["exposed_comm_s"]

@@ -30,6 +30,7 @@ def paint_sweep(figure: Figure, rows: Sequence[Row]) -> None:
         ):
             heights = [1e3 * (row.get("phases") or {}).get(phase, 0.0) for row in rows]
             axes.bar([place + offset for place in places], heights, _WIDTH, color=colour,
+                     yerr=[_half_ms(row, phase) for row in rows], capsize=2,
                      hatch=hatch, edgecolor="white", label=name)  # fmt: skip
         axes.set_ylabel("communication, ms")
         axes.set_ylim(top=1.35 * axes.get_ylim()[1])  # room for the legend
@@ -37,6 +38,11 @@ def paint_sweep(figure: Figure, rows: Sequence[Row]) -> None:
     lowest = (lower or [upper])[-1]
     lowest.set_xticks(places, names)
     lowest.set_xlabel(axis)
+
+
+def _half_ms(row: Row, phase: str) -> float:
+    """Half of a phase's interquartile range."""
+    return 1e3 * (row.get("phases_iqr") or {}).get(phase, 0.0) / 2
 
 
 def _names(rows: Sequence[Row]) -> tuple[str, list[str]]:

@@ -81,6 +81,24 @@ def _value_if(applies: Callable[[Row], bool], key: str, text: Callable[[Any], st
     return lambda row: cell(row) if applies(row) else _NOTHING
 
 
+def _phase(name: str) -> Cell:
+    """The time of a phase with its interquartile range."""
+
+    def text(row: Row) -> str:
+        said = shown((row.get("phases") or {}).get(name), time_text)
+        iqr_s = (row.get("phases_iqr") or {}).get(name)
+        return said if iqr_s is None else f"{said}, IQR {time_text(iqr_s)}"
+
+    return text
+
+
+def _left_out(row: Row) -> str:
+    """Of the step, with the bounds of its 95 % interval."""
+    said = shown(row.get("no_sync_exposed_fraction"), percent_text)
+    between = row.get("no_sync_exposed_interval")
+    return said if not between else f"{said} ({' to '.join(map(percent_text, between))})"
+
+
 def _has_several(row: Row) -> bool:
     return row["devices"] > 1
 
@@ -120,9 +138,8 @@ _COLUMNS: dict[str, dict[str, Cell]] = {
         "buckets": _value_if(_exchanges, "buckets", lambda buckets: str(len(buckets))),
         "share of the step": _value("comm_fraction", percent_text),
         "exposed": _value("exposed_comm_fraction", percent_text),
-        "exposed, by leaving it out": _value_if(
-            _exchanges, "no_sync_exposed_fraction", percent_text
-        ),
+        "exposed, by leaving it out": lambda row: _left_out(row) if _exchanges(row) else _NOTHING,
+        "in all": _phase("comm_s"),
     },
     "Use of the machine": {
         "memory per device": _value("memory_bytes_per_device", many(bytes_text)),
@@ -130,7 +147,7 @@ _COLUMNS: dict[str, dict[str, Cell]] = {
         "resident memory per process": _value("resident_bytes_per_process", many(bytes_text)),
         "CPU time per step and process": _value("cpu_s_per_step_per_process", many(time_text)),
         "busiest thread (last round)": _busiest_threads,
-        "use of the GPUs": _value("gpu_utilisation", many(percent_text)),
+        "use of the GPUs (waiting counts)": _value("gpu_utilisation", many(percent_text)),
     },
 }
 _ALLREDUCE: dict[str, Cell] = {

@@ -93,11 +93,12 @@ def place_text(row: Row, document: Row) -> str:
 
 def counts_text(rows: Sequence[Row]) -> str:
     """How many values stand behind a figure, and how many were thrown away."""
-    n, discarded = _range(rows, "n"), _range(rows, "discarded")
+    n, discarded = range_text(rows, "n"), range_text(rows, "discarded")
     return f"n = {n} steps each, {discarded} more discarded as warm-up"
 
 
-def _range(rows: Sequence[Row], key: str) -> str:
+def range_text(rows: Sequence[Row], key: str) -> str:
+    """`9`, or `9 to 40` where rows differ."""
     values = [row[key] for row in rows if row.get(key) is not None]
     if not values:
         return "an unknown number of"

@@ -43,13 +43,23 @@ class Journal:
                 change_words(point.changed),
             )
 
-    def stepped(self, step: int, total_steps: int, **fields: Any) -> None:  # noqa: ANN401
-        """One training record: epoch, loss, lr, rates, and what the steps consisted of."""
-        self._metrics(step=step, **fields)
+    def stepped(
+        self,
+        step: int,
+        total_steps: int,
+        *,
+        label: str | None,
+        **fields: Any,  # noqa: ANN401
+    ) -> None:
+        """One training record: epoch, loss, lr, rates, and what the steps consisted of.
+
+        `label` is what its numbers must not be shown without, where there is such a thing.
+        """
+        self._metrics(step=step, **fields, **({"label": label} if label else {}))
         _log.info(
-            "step %d/%d  epoch %.2f  loss %.4f  lr %.4g  %.1f images/s",
+            "step %d/%d  epoch %.2f  loss %.4f  lr %.4g  %.1f images/s%s",
             *(step, total_steps, fields["epoch"], fields["loss"], fields["lr"]),
-            fields["images_per_s"],
+            *(fields["images_per_s"], f" ({label})" if label else ""),
         )
         if fields.get("skipped_steps"):
             _log.warning("%d steps were left out so far: not finite", fields["skipped_steps"])

@@ -24,7 +24,7 @@ from hpcddp.train.optim import set_lr
 from hpcddp.train.ownership import Ownership, take_over
 from hpcddp.train.process_group import mean_across_ranks, open_ranks
 from hpcddp.train.randomness import seed_step
-from hpcddp.train.replicas import devices_per_process
+from hpcddp.train.replicas import devices_per_process, label_of
 from hpcddp.train.resume import Expected, find_checkpoint, is_finished
 from hpcddp.train.schedule import lr_at
 from hpcddp.train.setup import Session, build_session, check_early
@@ -176,9 +176,10 @@ def _report_step(session: Session, loss: float, clock: StepClock) -> None:
         epoch=round(task.epoch_at(step), 6),
         loss=loss,
         lr=lr_at(step - 1, task.schedule),
-        **clock.take_rates(task.plan, devices_per_process(task.config, session.device)),
+        **clock.take_rates(task.plan, session.forward.replicas.num_devices),
         **session.timer.report(session.traffic.comm_bytes),
         buffer_bytes_per_step=session.traffic.buffer_bytes,
+        label=label_of(task.config, session.device),
         **({} if session.skipper is None else {"skipped_steps": session.skipper.count}),
     )
 

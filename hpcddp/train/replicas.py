@@ -5,7 +5,7 @@ Every kind answers the same calls, so the loop has no branch for the mode of rep
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -13,21 +13,22 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hpcddp.config.batch import BatchPlan
 from hpcddp.config.layout import ProcessLayout
-from hpcddp.config.schema import RunConfig
+from hpcddp.config.schema import TORCHS_BUCKET_CAP_MIB, RunConfig
 from hpcddp.errors import ConfigError
+from hpcddp.phases import DP_ON_CPU, DP_ON_GPUS
 from hpcddp.train.data_parallel import ThreadedDataParallel
 from hpcddp.train.gpu_data_parallel import TimedDataParallel
 from hpcddp.train.step_timer import Timer
 from hpcddp.train.traffic import Traffic, ddp_traffic, dp_traffic
 
 _CPU_REPLICAS = 2
-_TORCHS_CAP_MIB = 25
 
 
 class Replicas(Protocol):
     """What the loop asks of a model, whatever it is spread over."""
 
     module: nn.Module  # the one copy of this process, with torchvision's own names
+    num_devices: int  # of this process
 
     def __call__(self, images_nchw: torch.Tensor) -> torch.Tensor:
         """Logits (n, num_classes). A later backward leaves the mean gradient of all processes."""
@@ -42,6 +43,8 @@ class Replicas(Protocol):
 class SingleReplica:
     """One process, one device, one copy."""
 
+    num_devices = 1
+
     def __init__(self, model: nn.Module) -> None:
         self.module = model
 
@@ -55,8 +58,27 @@ class SingleReplica:
         return Traffic()
 
 
+class _TimedDdp(DistributedDataParallel):
+    """DDP that tells a timer when it sends out buffers, which it does inside its forward.
+
+    `_sync_buffers` is no part of torch's public interface (there since torch 1.8, seen in 2.14).
+    Without it nothing breaks: buffers and the wait for the slowest process would be counted as
+    forward again, and `test_who_waits_for_a_late_process_does_not_blame_the_model` would fail.
+    """
+
+    def __init__(self, model: nn.Module, timer: Timer, **options: Any) -> None:  # noqa: ANN401
+        super().__init__(model, **options)
+        self._timer = timer
+
+    def _sync_buffers(self) -> None:
+        with self._timer.part("broadcast_s"):
+            super()._sync_buffers()
+
+
 class DdpReplicas:
     """One process per device; gradients are averaged during backward."""
+
+    num_devices = 1
 
     def __init__(
         self, model: nn.Module, timer: Timer, *, bucket_cap_mib: int, static_graph: bool
@@ -65,12 +87,13 @@ class DdpReplicas:
         self.module = model
         # Buffers (running means of batch norm) are those of the main process: DDP's default, and
         # the reason why saving one process's buffers is enough.
-        self._ddp = DistributedDataParallel(
+        self._ddp = _TimedDdp(
             model,
+            timer,
             device_ids=[device] if device.type == "cuda" else None,
             # Only without a number is torch's first bucket a small one, of 1 MiB, which is on its
             # way while nearly all of backward is still to come. With one it is as large as all.
-            bucket_cap_mb=None if bucket_cap_mib == _TORCHS_CAP_MIB else bucket_cap_mib,
+            bucket_cap_mb=None if bucket_cap_mib == TORCHS_BUCKET_CAP_MIB else bucket_cap_mib,
             gradient_as_bucket_view=True,
             static_graph=static_graph,
         )
@@ -103,7 +126,7 @@ class DataParallelReplicas:
             self._parallel = TimedDataParallel(model, indices, device, timer)
         else:
             self._parallel = ThreadedDataParallel(model, num_devices, timer)
-        self._num_devices = num_devices
+        self.num_devices = num_devices
 
     def __call__(self, images_nchw: torch.Tensor) -> torch.Tensor:
         return self._parallel(images_nchw)
@@ -112,7 +135,7 @@ class DataParallelReplicas:
         return nullcontext()
 
     def traffic(self, plan: BatchPlan) -> Traffic:
-        return dp_traffic(self.module, plan, self._num_devices)
+        return dp_traffic(self.module, plan, self.num_devices)
 
 
 def devices_per_process(config: RunConfig, device: torch.device) -> int:
@@ -132,6 +155,13 @@ def devices_per_process(config: RunConfig, device: torch.device) -> int:
             f"all GPUs of the node (--gpus-per-node {wanted}), or fewer devices."
         )
     return wanted or there
+
+
+def label_of(config: RunConfig, device: torch.device) -> str | None:
+    """What replicas=dp is on this device, to stand wherever a number of it does; else None."""
+    if config.train.replicas != "dp":
+        return None
+    return DP_ON_GPUS if device.type == "cuda" else DP_ON_CPU
 
 
 def build_replicas(

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hpcddp.config.batch import check_processes
+from hpcddp.config.batch import busy_devices, check_processes
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.config.schema import RunConfig
 from hpcddp.data.datasets import Batch
@@ -26,7 +26,7 @@ from hpcddp.train.nonfinite import LossWatch, StepSkipper
 from hpcddp.train.optim import build_optimizer
 from hpcddp.train.ownership import Ownership
 from hpcddp.train.process_group import Ranks
-from hpcddp.train.replicas import build_replicas, devices_per_process
+from hpcddp.train.replicas import build_replicas, devices_per_process, label_of
 from hpcddp.train.resume import Found, restore
 from hpcddp.train.saving import Saver
 from hpcddp.train.schedule import describe
@@ -87,6 +87,7 @@ def build_session(
     replicas = build_replicas(state.model, task.config, task.layout, timer)
     forward = Forward(replicas, device, train.precision, train.label_smoothing)
     to_device = build_to_device(task.train_set, device, _channels_last(train.channels_last, device))
+    _warn_of_idle_devices(task, replicas.num_devices)
     warm_up(forward, *to_device(_made_up_batch(task)))
     restore(found, state, ranks)
     skips = train.on_nonfinite == "skip"
@@ -121,6 +122,16 @@ def build_state(task: Task, device: torch.device) -> TrainState:
     optimizer = build_optimizer(model, task.config.optim)
     ema = WeightAverage(model, train.ema_decay) if train.ema_decay else None
     return TrainState(model, optimizer, build_scaler(train.precision, device), ema=ema)
+
+
+def _warn_of_idle_devices(task: Task, num_devices: int) -> None:
+    images = task.plan.micro_batch
+    idle = num_devices - busy_devices(images, num_devices)
+    if idle:
+        _log.warning(
+            "%d of %d devices get no images: DataParallel cuts %d of them into equal chunks",
+            *(idle, num_devices, images),
+        )
 
 
 def _channels_last(wish: bool | None, device: torch.device) -> bool:
@@ -197,6 +208,7 @@ def _facts(task: Task, device: torch.device, state: TrainState) -> dict[str, Any
         "model": train.model,
         "parameters": count_parameters(state.model),
         "device": device.type,
+        "replicas": label_of(task.config, device) or train.replicas,
         "precision": train.precision,
         "train_images": len(task.train_set),
         "test_images": len(task.test_set),

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from torch.nn.parallel import DistributedDataParallel
 
-from hpcddp.phases import DP_PARTS, PHASES
+from hpcddp.phases import COMM_PARTS, PHASES
 from hpcddp.train.buckets import (
     BucketMarks,
     BucketTimes,
@@ -30,7 +30,7 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """One step. `phases` holds PHASES, `comm_s`, and with DataParallel its parts.
+    """One step. `phases` holds PHASES, `comm_s`, and those of COMM_PARTS that there were.
 
     Buckets, in the order in which they were ready, and `backward_s` are those of the step's last
     backward pass, the only one that reduces; `phases` adds up all passes. Without buckets it says
@@ -59,7 +59,7 @@ class Timer(Protocol):
     def optimizer(self) -> AbstractContextManager[None]: ...
 
     def part(self, name: str) -> AbstractContextManager[None]:
-        """One of DP_PARTS, inside forward or backward."""
+        """One of COMM_PARTS, inside forward or backward."""
 
     def note_buckets(self, ddp: DistributedDataParallel) -> None:
         """Note the buckets of `ddp`. Before its first pass; once."""
@@ -109,7 +109,7 @@ class StepTimer:
         self._marks = _Marks()
         self._done: list[_Marks] = []
         self._replica_cpu_s: defaultdict[int, float] = defaultdict(float)
-        self._contexts = {name: _Phase(self.enter, name) for name in (*PHASES, *DP_PARTS)}
+        self._contexts = {name: _Phase(self.enter, name) for name in (*PHASES, *COMM_PARTS)}
         self._step = _Step(self)
 
     def step(self) -> AbstractContextManager[None]:
@@ -205,8 +205,8 @@ class _Step:
 
 def mean_phases(times: Sequence[StepTimes]) -> dict[str, float]:
     """Mean seconds of each phase."""
-    names = times[0].phases if times else ()
-    return {name: round(fmean(one.phases[name] for one in times), 6) for name in names}
+    names = dict.fromkeys(name for one in times for name in one.phases)
+    return {name: round(fmean(one.phases.get(name, 0.0) for one in times), 6) for name in names}
 
 
 def _times(marks: _Marks, clock: Clock) -> StepTimes:
@@ -219,9 +219,9 @@ def _times(marks: _Marks, clock: Clock) -> StepTimes:
             backward_s, backward_begin = seconds, begin
     buckets = times_of(marks.buckets, backward_begin, clock)
     exposed = exposed_s(buckets)
-    dp_s = sum(spent.get(part, 0.0) for part in DP_PARTS)
+    parts_s = sum(spent.get(part, 0.0) for part in COMM_PARTS)
     spent["backward_s"] -= exposed
-    spent["exposed_comm_s"] = exposed + dp_s
-    spent["comm_s"] = covered_s(buckets) + dp_s
+    spent["exposed_comm_s"] = exposed + parts_s
+    spent["comm_s"] = covered_s(buckets) + parts_s
     step_s = clock.seconds(marks.phases[0][1], marks.phases[-1][1])
     return StepTimes(step_s, dict(spent), buckets, backward_s - exposed if buckets else None)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from hpcddp.config.batch import BatchPlan
+from hpcddp.config.batch import BatchPlan, busy_devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,7 @@ def dp_traffic(model: nn.Module, plan: BatchPlan, num_replicas: int) -> Traffic:
 
     It does so in every pass, for as many replicas as get a part of the micro-batch.
     """
-    images_each = -(-plan.micro_batch // num_replicas)
-    copies = (-(-plan.micro_batch // images_each) - 1) * plan.accumulation_steps
+    copies = (busy_devices(plan.micro_batch, num_replicas) - 1) * plan.accumulation_steps
     parameter_bytes = _size(list(model.parameters())) + _gradient_bytes(model)
     return Traffic(copies * parameter_bytes, copies * _size(list(model.buffers())))
 

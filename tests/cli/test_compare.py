@@ -69,8 +69,8 @@ def test_a_sweep_prints_each_value_with_total_and_exposed_communication(compare,
     assert "settings of DistributedDataParallel: shufflenet_v2_x0_5" in done.stdout
     assert "\n2 processes, 1 per node; 2 x " in done.stdout
     lines = [line.split() for line in done.stdout.splitlines()]
-    measured = [line for line in lines if line[:1] and line[0].startswith("ddp.bucket_cap_mib=")]
-    values = [line[0].removeprefix("ddp.bucket_cap_mib=") for line in measured[:3]]
+    measured = [line for line in lines if line[:1] and line[0].startswith("bucket_cap_mib=")]
+    values = [line[0].removeprefix("bucket_cap_mib=") for line in measured[:3]]
     assert values == ["1", "25", "25"]
     rows = json.loads((tmp_path / "runs/s/reports/compare.json").read_text())["rows"]
     assert [row["setting"]["ddp.bucket_cap_mib"] for row in rows] == [1, 25, 25]

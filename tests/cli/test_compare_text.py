@@ -20,6 +20,7 @@ def row(mode, devices, **more):
         "efficiency": 0.75,
         "karp_flatt": 0.333 if devices > 1 else None,
         "phases": {"comm_s": 0.05, "exposed_comm_s": 0.01},
+        "phases_iqr": {"comm_s": 0.024, "exposed_comm_s": 0.003},
         "exposed_comm_fraction": 0.08,
         "overlap_ratio": 0.8 if devices > 1 else None,
         "no_sync_exposed_fraction": None,
@@ -63,7 +64,7 @@ def test_figures_are_whole_and_columns_without_any_are_left_out():
     header, rows = columns(text)
     assert rows[1][:6] == ["dp", "4", "123.5", "200.0", "10.0", "50+5"]
     header, rows = columns(text, "EXPOSED ms")
-    assert rows[1][:2] == ["dp", "4"]
+    assert rows[1][:6] == ["dp", "4", "50.0", "±12", "10.0", "±1.5"]
     assert "300.0" in rows[1]  # CPU ms of both processes
     assert (rows[0][-2], rows[1][-3:-1]) == ("-", ["80", "%"])  # HIDDEN, left of the CPU ms
     for empty in ("MiB/DEVICE", "GPU", "SYNC"):
@@ -74,6 +75,7 @@ def test_on_gpus_memory_and_use_have_columns():
     on_gpus = {"memory_bytes_per_device": [3 << 30, 1 << 30], "gpu_utilisation": [0.9, 0.5]}
     header, rows = columns(compare_text(document(row("dp", 2, **on_gpus))), "EXPOSED ms")
     assert {"MiB/DEVICE", "GPU"} <= set(header)
+    assert "one that waits for another GPU" in compare_text(document(row("dp", 2, **on_gpus)))
     assert rows[0][-4:] == ["3072", "1024", "90", "50"]
 
 
@@ -103,15 +105,28 @@ def test_a_sweep_names_settings_in_the_place_of_modes(mib):
     for figure in ("IMAGES/S", "EXPOSED ms"):
         header, rows = columns(compare_text(document(swept, amdahl={})), figure)
         assert header[0] == "SETTING"
-        assert rows[0][0] == f"ddp.bucket_cap_mib={mib}"
+        assert rows[0][0] == f"bucket_cap_mib={mib}"
         assert "EFF" not in header
+    assert rows[0][1:6] == ["50.0", "±12", "10.0", "±1.5", "8"]  # total, exposed, of the step
 
 
 def test_tables_fit_a_terminal():
-    lines = compare_text(document(row("single", 1), row("dp", 4))).splitlines()
-    rows = [line for line in lines if line.startswith(("MODE ", "single ", "dp "))]
-    assert len(rows) == 6
-    assert max(map(len, rows)) <= 80
+    slow = {"step_s_median": 1.6789, "step_s_p95": 1.7, "step_s_iqr": 0.4, "overlap_ratio": 0.8}
+    slow |= {"no_sync_exposed_fraction": -0.11, "cpu_s_per_step_per_process": [1.5] * 2}
+    slow["phases"] = dict.fromkeys(("comm_s", "exposed_comm_s"), 1.2679)
+    slow["phases_iqr"] = dict.fromkeys(slow["phases"], 0.2)
+    swept = row("ddp", 2, setting={"ddp.bucket_cap_mib": 100}, efficiency=None, **slow)
+    for given in (document(row("single", 1), row("ddp", 4, **slow)), document(swept)):
+        lines = compare_text(given).splitlines()
+        tables = lines[4 : lines.index("Words. Confidence: low.") - 1]
+        assert len(tables) > 10
+        assert max(map(len, tables)) <= 80
+
+
+def test_what_the_points_say_is_said_where_there_are_several():
+    said = "a rise is communication"
+    one, two = document(row("dp", 4)), document(row("dp", 2), row("dp", 4))
+    assert (said in compare_text(one), said in compare_text(two)) == (False, True)
 
 
 def test_a_serial_fraction_above_one_is_explained():

@@ -69,6 +69,15 @@ def test_the_table_has_a_line_for_each_run_newest_first(root):
     assert old.split() == ["old", "run", "running", "12/40", "312", "0", "1"]
 
 
+def test_a_speed_that_needs_a_label_is_never_shown_without(root):
+    run_dir = make_run(root, "demo", "1", "started")
+    record = '{"step": 12, "loss": 1.0, "images_per_s": 8.0, "label": "DP on threads"}'
+    run_dir.metrics.write_text(record + "\n")
+    assert shown().splitlines()[2:] == ["demo: images/s of DP on threads"]
+    assert "label      DP on threads\n" in shown("demo")
+    assert json.loads(shown("demo", "--json"))["label"] == "DP on threads"
+
+
 def test_a_run_of_somebody_else_does_not_hide_the_others(root, monkeypatch):
     make_run(root, "mine", "1")
     theirs = make_run(root, "theirs", "2").path
@@ -92,7 +101,7 @@ FIELDS = [
     "event", "time", "attempt", "job_id", "launcher", "host", "hosts", "reason", "exit_code",
     "error", "step", "loss", "epoch", "accuracy", "images_per_s", "max_steps", "global_rank",
     "world_size", "signal_time", "end_time", "began", "last_step", "nodes", "bytes", "seconds",
-    "stall_s", "suspected_ranks", "again", "failure", "by",
+    "stall_s", "suspected_ranks", "again", "failure", "by", "label",
 ]  # fmt: skip
 KINDS = [
     "submitted", "launched", "started", "resumed", "first_step", "checkpoint", "signal", "stopped",

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hpcddp.cluster.scrub import inherited_names, looks_secret
+from hpcddp.cluster.scrub import chosen_note, inherited_names, looks_secret
 
 TABLE = yaml.safe_load(
     (Path(__file__).parents[1] / "cases" / "env_scrub.yaml").read_text(encoding="utf-8")
@@ -37,6 +37,20 @@ def test_rules_for_the_network_travel_unless_one_of_our_jobs_set_them():
     }
     assert inherited_names(rules) == ()
     assert inherited_names({**rules, "HPCDDP_ATTEMPT": "0"}) == ("HPCDDP_ATTEMPT", *rules)
+
+
+def test_what_a_job_chose_for_its_program_stays_behind_until_its_user_has_changed_it():
+    inside = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=eth0", "OMP_NUM_THREADS": "2"}
+    note = chosen_note(inside)
+    changed = {**inside, "OMP_NUM_THREADS": "8"}
+    assert set(inherited_names({**inside, **note})) == {*note, *inside}
+    assert set(inherited_names({**changed, **note})) == {*note, *list(inside)[:2]}
+    assert inherited_names(inside) == ()
+
+
+def test_on_this_machine_the_devices_stay_those_of_the_process():
+    environ = dict.fromkeys(["CUDA_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "RANK"], "1")
+    assert inherited_names(environ, on_this_machine=True) == ("RANK",)
 
 
 @pytest.mark.parametrize("name", TABLE["secret"])

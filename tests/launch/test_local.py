@@ -51,6 +51,21 @@ def test_a_run_sees_torchs_variables_and_ends_as_finished(workplace):
     assert sorted(kinds(run_dir)) == ["finished", "launched", "started", "submitted"]
 
 
+def test_a_job_of_this_machine_keeps_the_devices_and_the_wish_of_who_sent_it(
+    workplace, monkeypatch
+):
+    """Folders with `%` and backslashes do no harm where no Slurm reads them."""
+    odd = workplace / "100% \\j"
+    odd.mkdir()
+    monkeypatch.chdir(odd)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    monkeypatch.setenv("HPCDDP_DEVICE", "cuda")
+    names = ["CUDA_VISIBLE_DEVICES", "HPCDDP_DEVICE"]
+    submit("r", f"import os; print(*[os.environ[k] for k in {names}])", nodes=1)
+    assert hpcddp("wait", "r").returncode == 0
+    assert RunDir(odd / "runs" / "r").rank_log(0, 0).read_text() == "1 cuda\n"
+
+
 def test_exit_code_75_starts_it_again_with_new_logs(workplace):
     code = (
         "import os, sys; n = int(os.environ['HPCDDP_ATTEMPT']); print('attempt', n);"

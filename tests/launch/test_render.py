@@ -116,6 +116,11 @@ def test_gpus_are_asked_for_in_the_way_of_the_site(shape):
         (["resources.srun.c=3"], ["resources.srun.cpus-per-task"]),
         (["resources.sbatch.array=0-3"], ["array", "one run per element"]),
         (["resources.srun.output=x"], ["output"]),
+        (["resources.srun.ntasks=1"], ["resources.srun.ntasks", "resources of the job"]),
+        (["resources.srun.nodes=1"], ["resources.srun.nodes"]),
+        (["resources.srun.ntasks_per_node=1"], ["resources.srun.ntasks-per-node"]),
+        (["resources.srun.w=gpu-01"], ["resources.srun.nodelist"]),
+        (["resources.srun.r=1"], ["resources.srun.relative"]),
         (["resources.mem=16GB", "resources.mem_per_cpu=1GB"], ["mem", "mem-per-cpu"]),
         (["resources.mem=16GiB"], ["16GiB"]),
         (["resources.time=1h"], ["1h"]),
@@ -131,16 +136,43 @@ def test_what_slurm_would_refuse_or_ignore_is_refused_here(words, must_say):
         assert text in caught.value.message
 
 
+def test_an_option_of_value_0_is_an_option():
+    words = ["resources.sbatch.core-spec=0", "resources.sbatch.nice=0", "resources.srun.wait=0"]
+    off = ["resources.sbatch.contiguous=false", "resources.srun.exact=null"]
+    script = rendered("generic", [*words, *off])
+    assert "#SBATCH --core-spec=0\n#SBATCH --nice=0\n" in script
+    assert " --wait=0 " in script
+    assert "contiguous" not in script
+    assert "exact" not in script
+
+
+def test_a_short_option_becomes_its_long_one():
+    script = rendered("generic", ["resources.sbatch.b=now+1hour", "resources.srun.m=cyclic"])
+    assert "#SBATCH --begin=now+1hour\n" in script
+    assert " --distribution=cyclic " in script
+
+
 def test_gpus_on_a_profile_without_any_are_refused():
     with pytest.raises(HpcddpError, match=r"resources\.processes_per_node=2"):
         rendered("generic-cpu", ["resources.gpus_per_node=2"])
 
 
+@pytest.mark.parametrize("profile", ["generic", "local"])
 @pytest.mark.parametrize("bad", ["50%", "back\\slash", "new\nline"])
-def test_paths_that_slurm_rewrites_are_refused(bad):
+def test_paths_that_slurm_rewrites_are_refused(bad, profile):
+    if profile == "local" and bad.isprintable():
+        assert bad in rendered(profile, [], run=f"/shared/runs/{bad}")
+        return
     with pytest.raises(HpcddpError) as caught:
-        rendered("generic", [], run=f"/shared/runs/{bad}")
+        rendered(profile, [], run=f"/shared/runs/{bad}")
     assert caught.value.code == "unsafe_path"
+
+
+@pytest.mark.parametrize(("before", "after"), [("", "cpu"), ("export HPCDDP_DEVICE=cuda", "cuda")])
+def test_a_device_that_the_user_asks_for_wins_over_a_profile_without_gpus(before, after):
+    [line] = [each for each in rendered("generic-cpu", []).splitlines() if "DEVICE=cpu" in each]
+    words = ["bash", "-c", f"{before}\n{line}\nprintf %s $HPCDDP_DEVICE"]
+    assert subprocess.run(words, capture_output=True, text=True, env={}).stdout == after
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
 """Which layer wins, which files are read, and sizes that do not fit are refused at once."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from hpcddp.cli import group
 from hpcddp.config.files import shipped_dir
 from hpcddp.errors import ConfigError
 from hpcddp.launch.request import Request, check_sizes, resolve_request, world_size
@@ -28,6 +31,15 @@ def layers(workplace):
         "experiment: exp\noptim: {lr: 3}\nresources: {account: job, partition: job, nodes: 3}\n",
     )
     return workplace
+
+
+@pytest.mark.parametrize("name", ["lr=1.yaml", "{}/seed=2/job.yaml"])
+def test_a_job_file_may_have_an_equals_sign_in_its_path(layers, name):
+    name = name.format(layers)
+    write(layers / name, "experiment: exp\noptim: {lr: 7}\n")
+    words = ["render", name, "--cluster", "mine", "--time", "10:00"]
+    done = CliRunner().invoke(group, words, standalone_mode=False, catch_exceptions=False)
+    assert f"run {Path(name).stem}-" in done.stdout
 
 
 def test_every_layer_wins_over_the_one_below(layers):
@@ -87,6 +99,7 @@ def test_one_process_for_all_gpus_of_a_node(workplace):
         (("train.replicas=single",), "train.replicas=ddp"),
         (("train.replicas=dp",), "all devices of one node"),
         (("train.replicas=dp", "resources.nodes=1", "resources.processes_per_node=2"), "one node"),
+        (("train.replicas=dp", "resources.nodes=1", "train.dp_devices=8"), "--gpus-per-node 8"),
     ],
 )
 def test_sizes_that_do_not_fit_fail_before_the_queue(workplace, overrides, must_say):
@@ -94,6 +107,23 @@ def test_sizes_that_do_not_fit_fail_before_the_queue(workplace, overrides, must_
     answer = resolve_request(Request(None, "generic", resources, overrides), {})
     with pytest.raises(ConfigError, match=must_say):
         check_sizes(answer.config, answer.profile)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "words"),
+    [
+        ("generic", ("train.dp_devices=4",)),
+        ("generic", ("train.dp_devices=8", "train.device=cpu")),
+        ("generic-cpu", ("train.dp_devices=8",)),
+    ],
+)
+def test_dataparallel_may_have_all_gpus_of_the_job_and_any_number_of_threads(
+    workplace, cluster, words
+):
+    resources = {"gpus_per_node": 4} if cluster == "generic" else {}
+    request = Request(None, cluster, resources, ("train.replicas=dp", *words))
+    answer = resolve_request(request, {})
+    check_sizes(answer.config, answer.profile)
 
 
 def test_a_job_file_may_name_the_users_own_command(workplace):

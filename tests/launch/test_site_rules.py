@@ -71,6 +71,8 @@ def test_a_refused_option_is_named_with_its_reason_and_the_way_out(asked):
 def test_an_option_refused_for_srun_is_refused_too(asked):
     with pytest.raises(ConfigError, match="--gpu-bind is refused"):
         script_of(asked(GPUS + "forbidden: {gpu-bind: it hides}", "resources.srun.gpu_bind=none"))
+    with pytest.raises(ConfigError, match="--wait is refused"):
+        script_of(asked(GPUS + "forbidden: {wait: it waits}", "resources.srun.wait=0"))
 
 
 def test_a_needed_account_is_asked_for_with_the_words_to_type(asked, workplace):

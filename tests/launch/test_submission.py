@@ -130,13 +130,22 @@ def test_what_slurm_accepts_and_a_user_regrets_is_said(fake_sbatch):
     assert "#SBATCH --requeue" not in script
 
 
-def test_render_works_without_slurm(workplace):
-    result = hpcddp("render", "--cluster", "generic", "--name", "r")
-    assert result.stdout.startswith("#!/bin/bash\n#SBATCH --job-name=r\n")
-
-
-def test_auto_without_slurm_says_what_to_type(workplace, monkeypatch):
+@pytest.fixture
+def no_slurm(workplace, monkeypatch):
+    """A machine on which no program is found."""
     monkeypatch.setenv("PATH", str(workplace))
+
+
+def test_render_and_a_dry_run_work_without_slurm(no_slurm):
+    words = ["--cluster", "generic", "--name", "r"]
+    script = hpcddp("render", *words).stdout
+    assert script.startswith("#!/bin/bash\n#SBATCH --job-name=r\n")
+    result = CliRunner().invoke(group, ["submit", "--dry-run", *words])
+    assert result.exit_code == 0
+    assert f"{script}\n# sbatch --test-only: not asked, no answer from Slurm here" in result.stdout
+
+
+def test_auto_without_slurm_says_what_to_type(no_slurm):
     with pytest.raises(HpcddpError, match="--cluster local"):
         hpcddp("render", "--name", "r")
 
@@ -307,6 +316,23 @@ def test_a_folder_that_cannot_be_filled_does_not_occupy_the_name(fake_sbatch, mo
     with pytest.raises(HpcddpError, match="No space left"):
         hpcddp("submit", "--cluster", "generic", "--name", "r")
     assert not (fake_sbatch / "runs" / "r").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "missing"),
+    [
+        (["python", "-u", "no_such.py"], ["no_such.py"]),
+        (["./no_such", "no_such.sh"], ["./no_such", "no_such.sh"]),
+        (["python", "-u", "here.py", "--out", "new.py"], []),
+        (["bash", "-c", "cat > new.sh"], []),
+        (["python", "-m", "package", "--out", "new.py"], []),
+    ],
+)
+def test_submit_warns_of_a_program_that_is_not_there(workplace, command, missing):
+    (workplace / "here.py").touch()
+    result = hpcddp("submit", "--dry-run", "--cluster", "local", "--", *command)
+    warned = [line for line in result.stderr.splitlines() if "is not found here" in line]
+    assert warned == [f"Warning: `{name}` is not found here, in {workplace}." for name in missing]
 
 
 def test_submit_warns_where_the_nodes_may_not_see_the_runs(fake_sbatch, monkeypatch):

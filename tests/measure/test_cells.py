@@ -4,6 +4,7 @@ import pytest
 
 from hpcddp.config.load import Layer, command_line_layer, resolve
 from hpcddp.errors import ConfigError
+from hpcddp.measure import cpus
 from hpcddp.measure.cells import (
     MODES,
     Cell,
@@ -15,7 +16,7 @@ from hpcddp.measure.cells import (
     parse_devices,
     parse_modes,
 )
-from hpcddp.measure.cpus import are_shared, cpus_of, shares
+from hpcddp.measure.cpus import are_shared, are_too_few, cores_of, cpus_of, shares, siblings_of
 
 
 def run(*overrides):
@@ -44,6 +45,19 @@ def test_every_mode_is_measured_on_every_number_of_devices_and_single_on_one():
 def test_single_is_said_to_be_left_out_where_one_device_is_not_asked_for(modes, devices, said):
     left_out = Wanted(parse_modes(modes), parse_devices(devices)).left_out
     assert [line[: len("single: it trains on one")] for line in left_out] == said
+
+
+@pytest.mark.parametrize(
+    ("words", "busy"),
+    [(["train.global_batch=9"], 5), (["train.global_batch=4"], 4), (["train.global_batch=15"], 8)],
+)
+def test_devices_that_would_get_no_images_are_not_measured_as_devices(words, busy):
+    wanted, config = Wanted(("single", "dp"), (1, 8)), run(*words)
+    if busy == 8:
+        check_wanted(wanted, config)
+        return
+    with pytest.raises(ConfigError, match=f"only {busy} of 8 devices.*a multiple of 8"):
+        check_wanted(wanted, config)
 
 
 def test_a_run_of_each_cell_has_the_same_global_batch():
@@ -146,21 +160,51 @@ def test_a_key_is_swept_once_and_its_values_may_be_equal():
 
 
 @pytest.mark.parametrize(
-    ("cpus", "most", "expected"),
+    ("cores", "most", "expected"),
     [
-        ([0, 1, 2, 3], 2, [[0, 1], [2, 3]]),
-        ([4, 2, 9], 2, [[2], [4]]),  # the third is nobody's
-        ([0, 1], 4, [[0], [1], [0], [1]]),
+        ([[0], [1], [2], [3]], 2, [[0, 1], [2, 3]]),
+        ([[2], [4], [9]], 2, [[2], [4]]),  # the third is nobody's
+        ([[0], [1]], 4, [[0], [1], [0], [1]]),
+        ([[0, 4], [1, 5], [2, 6], [3, 7]], 4, [[0, 4], [1, 5], [2, 6], [3, 7]]),
+        ([[0, 4], [1, 5], [2, 6], [3, 7]], 2, [[0, 4, 1, 5], [2, 6, 3, 7]]),
+        ([[0, 1]], 2, [[0, 1], [0, 1]]),  # two threads of a core are not two cores
     ],
 )
-def test_devices_have_equal_shares_of_the_cpus(cpus, most, expected):
-    assert shares(cpus, most) == expected
-    assert are_shared(expected) == (most > len(cpus))
+def test_devices_have_equal_shares_of_the_cores(cores, most, expected):
+    assert shares(cores, most) == expected
+    assert are_shared(expected) == (most > len(cores))
+
+
+def test_threads_of_a_core_are_kept_together_as_far_as_this_process_may_use_them():
+    siblings = {0: [0, 4], 4: [0, 4], 1: [1, 5], 5: [1, 5], 2: [2, 6]}
+    assert cores_of([0, 1, 4, 5], siblings.get) == [[0, 4], [1, 5]]
+    assert cores_of([1, 2, 4], siblings.get) == [[1], [2], [4]]
+
+
+def test_the_kernels_list_of_threads_is_read(monkeypatch, tmp_path):
+    monkeypatch.setattr(cpus, "_SIBLINGS", f"{tmp_path}/cpu{{}}")
+    for cpu, text in enumerate(["0,4\n", "0-2,8\n", "rubbish\n"]):
+        (tmp_path / f"cpu{cpu}").write_text(text)
+    assert [siblings_of(cpu) for cpu in range(4)] == [[0, 4], [0, 1, 2, 8], [2], [3]]
+
+
+@pytest.mark.parametrize(
+    ("places", "expected"),
+    [
+        ([("a", [0, 1], 1), ("a", [0, 1], 1)], False),
+        ([("a", [0, 1], 2), ("b", [0, 1], 2)], False),  # each host has CPUs of its own
+        ([("a", [0, 1], 1)] * 3, True),
+        ([("a", [0], 1), ("a", [0], 1), ("b", [0], 1)], True),
+        ([("a", [0, 1], 2), ("a", [2, 3], 2)], False),
+    ],
+)
+def test_processes_that_nobody_bound_may_use_no_more_cpus_than_their_host_has(places, expected):
+    assert are_too_few(places) == expected
 
 
 def test_the_same_number_of_devices_has_the_same_cpus_in_every_mode():
-    per_device = shares(range(8), 4)
+    per_device = shares([[cpu] for cpu in range(8)], 4)
     assert cpus_of(Cell("ddp", 2), per_device) == [[0, 1], [2, 3]]
     assert cpus_of(Cell("dp", 2), per_device) == [[0, 1, 2, 3]]
     assert cpus_of(Cell("single", 1), per_device) == [[0, 1]]
-    assert cpus_of(Cell("dp", 4), shares([0, 1], 4)) == [[0, 1]]
+    assert cpus_of(Cell("dp", 4), shares([[0], [1]], 4)) == [[0, 1]]

@@ -52,6 +52,20 @@ def test_quartiles_are_those_of_every_other_measurement(monkeypatch):
     assert (measured.seconds, measured.quartiles_s) == (2.5, (1.75, 3.25))
 
 
+@pytest.mark.parametrize(
+    ("world_size", "nodes", "expected"),
+    [(8, 1, None), (2, 2, None), (16, 2, 15), (16, 4, 5), (4, 2, 3)],
+)
+def test_per_process_a_node_sends_a_fraction_of_bus_bandwidth(world_size, nodes, expected):
+    measured = AllReduceTime(1 << 20, 0.01, (0.01, 0.01), 3, 3)
+    per_node = measured.node_gb_per_s(world_size, nodes)
+    if expected is None:
+        assert per_node is None
+    else:  # busbw x (k-1)/(n-1)
+        per_process = per_node / (world_size // nodes)
+        assert measured.busbw_gb_per_s(world_size) / per_process == pytest.approx(expected)
+
+
 def test_a_wrong_last_element_is_an_error():
     with pytest.raises(HpcddpError, match="4096 bytes gave a wrong sum in this process"):
         measure(TwoAlike(damage=1.0), [4096])

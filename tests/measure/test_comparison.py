@@ -11,13 +11,15 @@ from hpcddp.measure.blocks import Block, CellRecord
 from hpcddp.measure.cells import Cell
 from hpcddp.measure.comparison import base_of, rounded, row_of, serial_fractions, with_speedups
 from hpcddp.measure.document import compare_document, csv_text, not_measured
-from hpcddp.measure.verdict import Circumstances, verdict_of
+from hpcddp.measure.evidence import Circumstances
+from hpcddp.measure.verdict import verdict_of
 
 BUCKET = {"index": 0, "bytes": 8, "ready_s": 0.1, "start_s": 0.1, "end_s": 0.3}
 # What others read: the report's page and programs that use --json.
 ROW_KEYS = {
     *("mode", "devices", "setting", "n", "discarded", "step_s_median", "step_s_p95", "step_s_iqr"),
     *("images_per_s", "speedup", "efficiency", "comm_fraction", "exposed_comm_fraction"),
+    *("exposed_comm_s_per_process", "no_sync_exposed_interval", "phases_iqr"),
     *("overlap_ratio", "no_sync_exposed_fraction", "memory_bytes_per_device", "memory_imbalance"),
     *("cpu_s_per_step_per_process", "gpu_utilisation", "karp_flatt", "phases"),
     *("comm_bytes_per_step", "buckets", "backward_s"),
@@ -50,11 +52,11 @@ def two_processes():
         visits=[
             [
                 block(1.0, 2.0, comm=0.6, exposed=0.3, memory=[20]),
-                block(1.1, 1.9, comm=0.6, exposed=0.3, memory=[12]),
+                block(1.1, 1.9, comm=0.6, exposed=0.1, memory=[12]),
             ],
             [
                 block(3.0, 4.0, comm=0.6, exposed=0.3, memory=[30], cpu_s=0.4),
-                block(2.5, 4.4, comm=0.6, exposed=0.3, memory=[10], cpu_s=0.6),
+                block(2.5, 4.4, comm=0.6, exposed=0.1, memory=[10], cpu_s=0.6),
             ],
         ],
         without_sync=[[block(1.0, 1.0), block(0.9, 0.9)], [block(2.0, 2.0), block(2.0, 2.0)]],
@@ -71,6 +73,8 @@ def test_a_row_by_hand():
     assert row["step_s_median"] == pytest.approx(2.5)
     assert row["images_per_s"] == pytest.approx(4.0)
     assert row["no_sync_exposed_fraction"] == pytest.approx(1 - (1.0 / 1.55 * 2.0 / 3.7) ** 0.5)
+    low, high = row["no_sync_exposed_interval"]  # of two rounds: it says nothing
+    assert low < 0 < row["no_sync_exposed_fraction"] < high < 1
     assert row["memory_bytes_per_device"] == [30, 12]  # the second visit's, the first visit's
     assert row["memory_imbalance"] == 2.5
     assert row["cpu_s_per_step_per_process"] == pytest.approx([1.4 / 4, 1.6 / 4])
@@ -78,9 +82,12 @@ def test_a_row_by_hand():
     assert row["gpu_utilisation"] == pytest.approx([0.6, 0.4])
     # of 0.6/1.0, 0.6/2.0, 0.6/1.1 ... the middle ones are 0.6/2.0 and 0.6/2.5
     assert row["comm_fraction"] == pytest.approx((0.6 / 2.0 + 0.6 / 2.5) / 2)
-    assert row["exposed_comm_fraction"] == pytest.approx(row["comm_fraction"] / 2)
-    assert row["overlap_ratio"] == pytest.approx(0.5)
-    assert row["phases"] == {"comm_s": 0.6, "exposed_comm_s": 0.3}
+    # 0.3 of 1, 2, 3, 4 and 0.1 of 1.1, 1.9, 2.5, 4.4: in the middle 0.3/4 and 0.1/1.1
+    assert row["exposed_comm_fraction"] == pytest.approx((0.3 / 4 + 0.1 / 1.1) / 2)
+    assert row["exposed_comm_s_per_process"] == [0.3, 0.1]  # the second is late
+    assert row["overlap_ratio"] == pytest.approx((0.5 + 5 / 6) / 2)
+    assert row["phases"] == pytest.approx({"comm_s": 0.6, "exposed_comm_s": 0.2})
+    assert row["phases_iqr"] == pytest.approx({"comm_s": 0.0, "exposed_comm_s": 0.2})
     assert row["buckets"] == [BUCKET]
 
 
@@ -102,6 +109,7 @@ def test_what_was_not_measured_is_none():
         "comm_fraction",
         "exposed_comm_fraction",
         "no_sync_exposed_fraction",
+        "no_sync_exposed_interval",
         "backward_s",
     ]
     names += ["memory_bytes_per_device", "memory_imbalance", "gpu_utilisation"]
@@ -199,6 +207,9 @@ def test_the_document_has_what_its_readers_look_for_and_is_json():
     assert set(found["amdahl"]) == {"dp", "ddp"}
     assert found["label_of_dp"] == "DataParallel algorithm on CPU threads"
     assert document(backend="nccl")["label_of_dp"] == "torch.nn.DataParallel"
+    labels = {(row["mode"], row["label"]) for row in found["rows"]}
+    assert labels == {("single", None), ("ddp", None), ("dp", found["label_of_dp"])}
+    assert found["verdict"]["words"].endswith(f"DP is the {found['label_of_dp']}.")
     assert json.loads(json.dumps(found, allow_nan=False)) == found
 
 
@@ -209,6 +220,8 @@ def test_the_csv_has_a_line_for_each_row_and_a_column_for_each_phase():
     ]
     assert float(lines[4]["speedup"]) == pytest.approx(1 / 0.6, rel=1e-4)
     assert lines[0]["comm_s"] == "0.0"
+    dp = "DataParallel algorithm on CPU threads"
+    assert [line["label"] for line in lines] == ["", dp, dp, "", ""]
     assert lines[0]["no_sync_exposed_fraction"] == ""
 
 

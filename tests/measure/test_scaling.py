@@ -18,6 +18,7 @@ from hpcddp.measure.scaling import (
     quantile,
     ratio_of,
     spread_of,
+    student_t,
 )
 
 seconds = st.floats(1e-4, 1e3)
@@ -94,10 +95,39 @@ def test_the_other_way_round_a_ratio_is_its_inverse(pairs):
 
 def test_an_interval_by_hand():
     ratio = ratio_of([1.0, 1.0], [math.e, 1.0])  # logarithms 1 and 0, one degree of freedom
-    half = 12.706 * math.sqrt(0.5 / 2)
+    half = 12.7062 * math.sqrt(0.5 / 2)
     assert ratio.value == pytest.approx(math.exp(0.5))
-    assert math.log(ratio.high) == pytest.approx(0.5 + half)
-    assert math.log(ratio.low) == pytest.approx(0.5 - half)
+    assert math.log(ratio.high) == pytest.approx(0.5 + half, abs=1e-4)
+    assert math.log(ratio.low) == pytest.approx(0.5 - half, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("confidence", "freedom", "expected"),
+    [  # from printed tables of Student's t
+        *((0.95, 1, 12.706), (0.95, 2, 4.303), (0.95, 4, 2.776), (0.95, 9, 2.262)),
+        *((0.95, 30, 2.042), (0.95, 1000, 1.962), (0.99, 1, 63.657), (0.99, 4, 4.604)),
+        *((0.999, 2, 31.599), (0.5, 3, 0.765)),
+    ],
+)
+def test_students_t_is_that_of_the_tables(confidence, freedom, expected):
+    assert student_t(confidence, freedom) == pytest.approx(expected, abs=6e-4)
+
+
+def test_the_best_of_many_equal_things_is_rarely_called_better():
+    draw, rounds, values = random.Random(0), 5, 5
+
+    def false_alarms(comparisons):
+        found = 0
+        for _ in range(400):
+            base, *others = (
+                [math.exp(draw.gauss(0, 0.1)) for _ in range(rounds)] for _ in range(values)
+            )
+            best = min(others, key=median)
+            found += ratio_of(best, base, comparisons=comparisons).low > 1
+        return found / 400
+
+    assert false_alarms(1) > 0.05
+    assert false_alarms(values - 1) < 0.03
 
 
 def test_one_round_proves_nothing():

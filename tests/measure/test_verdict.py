@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from hpcddp.measure.evidence import Circumstances
 from hpcddp.measure.scaling import median, spread_of
-from hpcddp.measure.verdict import Circumstances, verdict_of, verdict_of_sweep
+from hpcddp.measure.verdict import verdict_of, verdict_of_sweep
 
 CASES = yaml.safe_load((Path(__file__).parents[1] / "cases/verdicts.yaml").read_text())
 
@@ -27,7 +28,10 @@ def row(mode, devices, ms, *, images=64, setting=None, phases=None, **given):
         "comm_fraction": given.get("comm", 0.0),
         "exposed_comm_fraction": given.get("exposed", given.get("comm", 0.0)),
         "no_sync_exposed_fraction": given.get("no_sync"),
+        "no_sync_exposed_interval": given.get("no_sync_between"),
         "memory_imbalance": given.get("memory_imbalance"),
+        "gpu_utilisation": given.get("use"),
+        "exposed_comm_s_per_process": [value / 1000 for value in given.get("waits", ())],
         "phases": {name: value / 1000 for name, value in (phases or {}).items()},
     }
 
@@ -35,7 +39,9 @@ def row(mode, devices, ms, *, images=64, setting=None, phases=None, **given):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
 def test_what_is_said_of_a_comparison(case):
     rows = [row(**given) for given in case["rows"]]
-    where = Circumstances(case.get("backend", "nccl"), case.get("cpus_are_shared", False))
+    where = Circumstances(
+        case.get("backend", "nccl"), case.get("cpus_are_shared", False), case.get("have_peers")
+    )
     if "base" in case:
         index = [each["setting"] == case["base"] for each in rows].index(True)
         verdict = verdict_of_sweep(rows, index, where, is_own=case.get("is_own", True))

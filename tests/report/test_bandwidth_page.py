@@ -8,8 +8,15 @@ def test_sizes_bandwidths_and_the_line_are_on_the_page(tmp_path, bandwidths):
     assert "<h1>All-reduce, gloo</h1>" in text
     assert "32 MiB: bus bandwidth 11.7 Gbit/s" in text
     assert "latency 1 ms, bus bandwidth 12 Gbit/s" in text
-    assert "n = 9 to 9 calls" in text
+    assert "n = 9 calls, the first 3 of each size discarded" in text
+    assert "over its network" not in text
     assert "<td>32 KiB</td>" in text
+
+
+def test_a_node_of_several_processes_has_a_speed_of_its_own(tmp_path, bandwidths):
+    bandwidths["rows"][-1]["node_gb_per_s"] = 0.5
+    text = write_page("allreduce", bandwidths, tmp_path).read_text()
+    assert "at least 4 Gbit/s over its network" in text
 
 
 def test_without_a_line_the_page_says_so(tmp_path, bandwidths):

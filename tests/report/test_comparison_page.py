@@ -3,9 +3,13 @@
 import re
 
 import pytest
+from matplotlib.container import ErrorbarContainer
+from matplotlib.figure import Figure
 
 from hpcddp.errors import HpcddpError
 from hpcddp.report.pages import write_page
+from hpcddp.report.sweep import paint_sweep
+from hpcddp.report.throughput import paint_throughput
 
 ON_CPU = "DataParallel algorithm on CPU threads"
 
@@ -70,9 +74,34 @@ def test_what_dp_copies_is_shown_and_told_from_what_ddp_reduces(page, document):
 
 def test_every_figure_says_how_many_steps_stand_behind_it(page):
     text = page()
-    for title in ("Throughput", "What a step is spent on"):
+    buckets = "Buckets of one step: ddp, 4 devices"
+    for title in ("Throughput", "What a step is spent on", buckets):
         assert "n = 40 steps each, 6 more discarded" in figure(text, title)
-    assert "One step, not a median (n = 1)" in figure(text, "Buckets of one step: ddp, 4 devices")
+    for title in ("Throughput", "What a step is spent on"):
+        assert "whiskers are as long as the interquartile range" in figure(text, title)
+    assert "One step, not a median (n = 1), so without a spread" in figure(text, buckets)
+
+
+def test_the_ideal_line_is_as_many_times_as_devices(document):
+    axes = painted(paint_throughput, document["rows"], document)
+    [ideal] = [line for line in axes[0].lines if line.get_label().startswith("ideal: ")]
+    assert [*zip(*ideal.get_data(), strict=True)] == [(1, 80), (4, 320)]  # from one device's 80
+
+
+def test_phases_have_whiskers_of_their_own_spread(document):
+    row = document["rows"][-1] | {"phases_iqr": {"comm_s": 0.04, "exposed_comm_s": 0.02}}
+    rows = [row | {"setting": {"ddp.bucket_cap_mib": mib}} for mib in (1, 25)]
+    _, below = painted(paint_sweep, rows)
+    found = [each for each in below.containers if isinstance(each, ErrorbarContainer)]
+    whiskers = [each.lines[2][0].get_segments()[0] for each in found]
+    assert [high - low for (_, low), (_, high) in whiskers] == pytest.approx([40, 20])  # ms
+
+
+def painted(paint, *arguments):
+    """The axes of a figure that nobody writes to a page."""
+    drawn = Figure()
+    paint(drawn, *arguments)
+    return drawn.axes
 
 
 def test_wherever_dp_ran_on_cpus_its_figures_say_so(page):

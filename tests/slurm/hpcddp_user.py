@@ -8,6 +8,12 @@ from pathlib import Path
 from hpcddp.run_dir import RunDir, read_json_lines
 
 ROOT = Path(__file__).parents[2]
+# The least that is a training: one step of a small model.
+SMALLEST = (
+    "train.model=shufflenet_v2_x0_5", "train.model_options.zero_init_residual=null",
+    "train.global_batch=4", "train.max_steps=1", "train.max_epochs=null", "data.name=synthetic",
+    "data.synthetic_samples=8", "train.eval_every_epochs=null",
+)  # fmt: skip
 _PAUSE_S = 0.5  # each look starts a Python, which the job under test would have to wait for
 
 

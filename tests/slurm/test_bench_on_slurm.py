@@ -25,15 +25,27 @@ def sent_bytes(cluster, node):
     return num_bytes - 66 * num_packets  # Ethernet 14, IP 20, TCP with its timestamps 32
 
 
-def test_it_finds_the_speed_of_the_link_and_sends_what_theory_says(shaped, tmp_path):
-    hpcddp = Hpcddp(shaped, tmp_path / "runs")
-    before = {node: sent_bytes(shaped, node) for node in shaped.nodes}
+def measure(cluster, runs):
+    """One report, after a look whether the links carried what it says."""
+    before = {node: sent_bytes(cluster, node) for node in cluster.nodes}
     words = ["--cluster", "testcluster", "--nodes", "2", "--sizes", "1KiB..32MiB", "--json"]
-    done = hpcddp("bench", "allreduce", *words)
+    done = Hpcddp(cluster, runs)("bench", "allreduce", *words)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    assert report["rows"][-1]["busbw_gb_per_s"] == pytest.approx(GBIT_PER_S, rel=0.1)
-    assert report["fit"]["bus_gb_per_s"] == pytest.approx(GBIT_PER_S, rel=0.1)
     reduced = sum(row["bytes"] * (row["n"] + row["discarded"]) for row in report["rows"])
-    for node in shaped.nodes:  # 2(n-1)/n is 1 between two
-        assert sent_bytes(shaped, node) - before[node] == pytest.approx(reduced, rel=0.01)
+    for node in cluster.nodes:  # 2(n-1)/n is 1 between two
+        assert sent_bytes(cluster, node) - before[node] == pytest.approx(reduced, rel=0.01)
+    return report
+
+
+def test_it_finds_the_speed_of_the_link_and_sends_what_theory_says(shaped, tmp_path):
+    """Other work on the machine makes a link seem slower, never faster: one of three will do."""
+    found = []
+    for trial in range(3):
+        report = measure(shaped, tmp_path / f"runs-{trial}")
+        speeds = report["rows"][-1]["busbw_gb_per_s"], report["fit"]["bus_gb_per_s"]
+        assert speeds[0] < 1.1 * GBIT_PER_S
+        found.append(speeds)
+        if speeds == (pytest.approx(GBIT_PER_S, rel=0.1), pytest.approx(GBIT_PER_S, rel=0.1)):
+            return
+    pytest.fail(f"largest size and line, GB/s: {found}")

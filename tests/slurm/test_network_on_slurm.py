@@ -8,6 +8,7 @@ import json
 import sys
 
 import pytest
+from hpcddp_user import SMALLEST
 
 MIB = 1 << 20
 SLOW = "10.99.0"  # inside the nodes' namespaces only
@@ -32,11 +33,6 @@ while len(list(place.glob("sent-*.json"))) < 2:  # who leaves first would cut th
     time.sleep(0.1)
 os._exit(0)
 """
-TINY = (
-    "train.model=shufflenet_v2_x0_5", "train.model_options.zero_init_residual=null",
-    "train.global_batch=4", "train.max_steps=1", "train.max_epochs=null", "data.name=synthetic",
-    "data.synthetic_samples=8", "train.eval_every_epochs=null",
-)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +190,7 @@ def test_a_second_name_that_does_not_resolve_is_left_and_training_uses_the_first
     hpcddp, submit, launch
 ):
     profile = f"host_suffix: {{value: -ib0, why: for this test}}\nlaunch: {launch}"
-    submit(profile, training=True, words=TINY)
+    submit(profile, training=True, words=SMALLEST)
     assert hpcddp.status("r")["step"] == 1
     if launch == "srun":
         assert "gpu-01-ib0 does not resolve (HPCDDP_HOST_SUFFIX)" in choices(hpcddp)[0]
@@ -215,29 +211,71 @@ def test_an_interface_that_no_node_has_fails_the_job_and_names_host_and_key(
     assert "no interface of gpu-0" in status["reason"]
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("127.0.1.1 gpu-01", "gpu-01, means gpu-02 itself (127.0.1.1)"),
-        ("", "gpu-01: no address is known on gpu-02, and rank 0 runs there"),
-    ],
-)
-def test_a_master_whose_name_leads_nowhere_from_a_node_fails_the_job(
-    hpcddp, cluster, submit, tmp_path, line, said
+def test_a_master_whose_name_is_loopback_on_another_node_fails_the_job(
+    hpcddp, cluster, submit, tmp_path
 ):
     hosts = (cluster.state_dir / "etc" / "hosts").read_text()
     own = tmp_path / "hosts"
-    own.write_text(hosts.replace(f"{cluster.addresses['gpu-01']} gpu-01", line))
+    own.write_text(hosts.replace(f"{cluster.addresses['gpu-01']} gpu-01", "127.0.1.1 gpu-01"))
     mount = ["mount", "--bind", own, "/etc/hosts"]
     assert cluster.node_exec("gpu-02", mount).returncode == 0
     try:
         submit(state="failed")
     finally:
         cluster.node_exec("gpu-02", ["umount", "/etc/hosts"])
-    log = hpcddp.run_dir("r").rank_log(0, 1).read_text()
-    assert said in log
-    assert "`host_suffix`" in log
-    assert "HPCDDP_MASTER_ADDR=ADDRESS" in log
+    said = hpcddp.run_dir("r").rank_log(0, 1).read_text()
+    assert "gpu-01, means gpu-02 itself (127.0.1.1)" in said
+
+
+@pytest.fixture
+def renamed(cluster):
+    """Two nodes whose own host name is another one than Slurm calls them by, as in a cloud."""
+    for number, node in enumerate(cluster.nodes[:2]):
+        assert cluster.node_exec(node, ["hostname", f"ip-10-0-0-{number}"]).returncode == 0
+    yield
+    for node in cluster.nodes[:2]:
+        cluster.node_exec(node, ["hostname", node])
+
+
+def test_slurms_name_of_a_node_is_used_and_its_address_where_nobody_knows_that_name(
+    renamed, hpcddp, cluster
+):
+    hosts = cluster.state_dir / "etc" / "hosts"
+    before, address = hosts.read_text(), cluster.addresses["gpu-01"]
+    say = ["bash", "-c", "echo $MASTER_ADDR $GLOO_SOCKET_IFNAME"]
+    hpcddp.submit("known", command=say)
+    hpcddp.wait_for("known", "finished")
+    hosts.write_text(before.replace(f"{address} gpu-01\n", ""))
+    try:
+        hpcddp.submit("lost", "requeue.max_failures=0", command=say)
+        hpcddp.env = hpcddp.env | {"HPCDDP_MASTER_ADDR": address}
+        hpcddp.submit("found", command=say)
+        reason = hpcddp.wait_for("lost", "failed")["reason"]
+        hpcddp.wait_for("found", "finished")
+    finally:
+        hosts.write_text(before)
+    assert "gpu-01: no address is known on ip-10-0-0-" in reason
+    said = hpcddp("logs", "lost", "--rank", "1").stdout
+    assert "export HPCDDP_MASTER_ADDR=ADDRESS (`scontrol show node gpu-01` prints" in said
+    for name, master in {"known": "gpu-01", "found": address}.items():
+        logs = [hpcddp.run_dir(name).rank_log(0, rank).read_text() for rank in (0, 1)]
+        assert [log.splitlines()[-1] for log in logs] == [f"{master} eth0"] * 2
+
+
+def test_nodes_with_names_of_their_own_meet_at_an_address_of_ipv6(
+    renamed, hpcddp, cluster, submit, sent_mib
+):
+    for number, node in enumerate(cluster.nodes[:2], start=1):
+        ip(cluster, node, [f"address add fd00:99::{number}/64 dev eth0 nodad"])
+    try:
+        submit(HPCDDP_MASTER_ADDR="fd00:99::1")
+    finally:
+        for number, node in enumerate(cluster.nodes[:2], start=1):
+            ip(cluster, node, [f"address del fd00:99::{number}/64 dev eth0"])
+    check_only("eth0", sent_mib())
+    told = {event["host"]: event["choices"][0] for event in hpcddp.events("r", "network")}
+    said = "MASTER_ADDR=fd00:99::1: HPCDDP_MASTER_ADDR"
+    assert told == {"ip-10-0-0-0": said, "ip-10-0-0-1": said}
 
 
 def test_the_address_instead_of_the_name_reaches_a_users_own_program(hpcddp, cluster, tmp_path):

@@ -1,9 +1,12 @@
 """hpcddp's own check of sbatch options against the real sbatch, row by row of the tables."""
 
+import re
 from pathlib import Path
 
 import pytest
 import yaml
+
+from hpcddp.cluster.options import long_name
 
 CASES = Path(__file__).parents[1] / "cases"
 OPTIONS = yaml.safe_load((CASES / "sbatch_options.yaml").read_text(encoding="utf-8"))["cases"]
@@ -25,6 +28,22 @@ def test_sbatch_refuses_what_is_refused_here_or_the_row_says_why_not(wide_cluste
     assert refused == case.get("sbatch_refuses", False), done.stderr
     assert ("error" in case) == (refused or "slurm_accepts" in case)
     assert not (refused and "slurm_accepts" in case)
+
+
+def test_a_letter_is_short_for_what_slurms_programs_say(cluster):
+    named = [
+        pair
+        for program in ("sbatch", "srun")
+        for pair in re.findall(r"^  -(\w),? +--([a-z-]+)", helped(cluster, program), re.MULTILINE)
+    ]
+    assert ("x", "exclude") in named
+    assert [
+        (letter, name) for letter, name in named if long_name(letter) not in (name, letter)
+    ] == []
+
+
+def helped(cluster, program):
+    return cluster.run([program, "--help"]).stdout
 
 
 def minutes_of(limit):

@@ -1,5 +1,7 @@
 """What status, logs, wait and cancel say of jobs on a real Slurm, at each turn of their lives."""
 
+import subprocess
+
 from hpcddp.launch import scheduler
 from hpcddp.launch.scheduler import query_jobs
 
@@ -15,7 +17,14 @@ def test_a_run_is_pending_running_and_finished(hpcddp, cluster, tmp_path):
     cluster.run(["scontrol", "release", job_id])
     running = hpcddp.wait_for("my run", "running")
     assert (running["job_id"], running["nodes"]) == (job_id, "gpu-[01-02]")
-    told.touch()
+    with subprocess.Popen(
+        [hpcddp.python, "-m", "hpcddp", "logs", "my run", "--rank", "0", "--follow"],
+        env=hpcddp.env, cwd=hpcddp.work_dir, stdout=subprocess.PIPE, text=True,
+    ) as following:  # fmt: skip
+        assert "Network: " in following.stdout.readline()  # it shows what there is, and waits
+        told.touch()
+        shown, _ = following.communicate(timeout=60)
+    assert (following.returncode, shown.splitlines()[-1]) == (0, "rank 0 is done")
     assert hpcddp("wait", "my run", "--timeout", "60").returncode == 0
     finished = hpcddp.status("my run")
     assert (finished["state"], finished["exit_code"]) == ("finished", 0)
@@ -28,8 +37,10 @@ def test_a_run_is_pending_running_and_finished(hpcddp, cluster, tmp_path):
 
 
 def test_a_program_that_fails_gives_its_exit_code_to_who_waits(hpcddp):
-    hpcddp.submit("bad", "requeue.max_failures=0", command=["bash", "-c", "exit 3"])
-    assert hpcddp("wait", "bad", "--timeout", "60").returncode == 3
+    words = ["submit", "--name", "bad", "--cluster", "testcluster", "requeue.max_failures=0"]
+    done = hpcddp(*words, "--follow", "--", "bash", "-c", "exit 3")
+    assert (done.returncode, hpcddp("wait", "bad", "--timeout", "60").returncode) == (3, 3)
+    assert "Run bad failed" in done.stdout
     failed = hpcddp.status("bad")
     assert (failed["state"], failed["exit_code"]) == ("failed", 3)
     assert "exit code 3" in failed["reason"]

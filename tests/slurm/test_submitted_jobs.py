@@ -58,6 +58,21 @@ def test_a_job_sent_from_inside_a_step_inherits_nothing_of_its_place(hpcddp, clu
         assert inner[rank]["SLURM_JOB_ID"] == hpcddp.status("inner")["job_id"] != job_id
 
 
+def test_a_job_sent_from_a_job_of_one_node_chooses_its_own_network_and_threads(hpcddp, tmp_path):
+    del hpcddp.env["OMP_NUM_THREADS"]
+    write = 'env -0 > "$0-$RANK"'
+    send = (
+        f"{write}; [ $RANK != 0 ] || {PYTHON} -m hpcddp submit --cluster testcluster --nodes 2 "
+        f"--name inner -- bash -c '{write}' {tmp_path}/inner"
+    )
+    words = ["resources.processes_per_node=2", "resources.cpus_per_process=2"]
+    hpcddp.submit("outer", *words, nodes=1, command=["bash", "-c", send, str(tmp_path / "outer")])
+    for name, chosen in {"outer": ("lo", "2"), "inner": ("eth0", "1")}.items():
+        hpcddp.wait_for(name, "finished")
+        for seen in environment_of_ranks(tmp_path / name):
+            assert (seen["GLOO_SOCKET_IFNAME"], seen["OMP_NUM_THREADS"]) == chosen
+
+
 @pytest.mark.parametrize("name", ["it's a $HOME; ü run", 'dq"x', "semi;touch PWNED", "b[1-2]"])
 def test_unusual_names_work_from_end_to_end(hpcddp, tmp_path, name):
     """Names of the run, of the folders it runs and writes in, and of the one Python lies in."""

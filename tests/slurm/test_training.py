@@ -5,7 +5,7 @@ import signal
 import time
 
 import pytest
-from hpcddp_user import losses
+from hpcddp_user import SMALLEST, losses
 
 from hpcddp.run_dir import read_json_lines
 
@@ -134,10 +134,13 @@ def test_a_cancelled_run_never_comes_back(hpcddp, cluster):
 
 
 def test_two_jobs_on_one_node_do_not_meet(hpcddp, cluster):
-    node = f"resources.sbatch.nodelist={cluster.nodes[0]}"
-    words = ["--nodes", "1", node, "resources.processes_per_node=2", *TINY, "train.max_steps=2"]
-    for name in ("one", "two"):
-        hpcddp.submit(name, *words)
+    where = [f"resources.sbatch.nodelist={cluster.nodes[0]}", "resources.processes_per_node=2"]
+    words = ["--nodes", "1", *where, "resources.sbatch.hold=true", *SMALLEST]
+    jobs = [hpcddp.submit(name, *words) for name in ("one", "two")]
+    assert cluster.run(["scontrol", "release", *jobs]).returncode == 0
     for name in ("one", "two"):
         hpcddp.wait_for(name, "finished", timeout=600)
+    records = [cluster.show(job_id) for job_id in jobs]
+    begin, end = ([record[key] for record in records] for key in ("StartTime", "EndTime"))
+    assert max(begin) < min(end)  # both were there at once
     assert losses(hpcddp.run_dir("one")) == losses(hpcddp.run_dir("two"))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from contextlib import nullcontext
 from functools import partial
 
@@ -22,14 +23,20 @@ from hpcddp.train.process_group import open_ranks
 from hpcddp.train.replicas import DdpReplicas
 from hpcddp.train.step_timer import NoTimer, StepTimer
 
+LATE_S = 0.3
 RESNET50_BYTES = 102_228_128  # 25,557,032 parameters in fp32
 RESNET50_BUFFERS = {"Float": 53_120, "Long": 53}  # running means and variances; batches seen
 REDUCE, BROADCAST = ("gloo:all_reduce", "0"), ("gloo:broadcast", "0")  # and DDP's group
 ITEM_BYTES = {"Float": 4, "Long": 8}
 
 
-def weights_after_three_steps(watched, passes, port, global_rank, world_size, cuda=False):
-    """In a child: all weights in one row, and the last step's times."""
+def weights_after_three_steps(
+    watched, passes, port, global_rank, world_size, cuda=False, late_rank=None
+):
+    """In a child: all weights in one row, and the last step's times.
+
+    `late_rank` comes late to every pass.
+    """
     device = torch.device("cuda", global_rank) if cuda else CPU
     store = dist.TCPStore("127.0.0.1", port, world_size, global_rank == 0)
     backend = "nccl" if cuda else "gloo"
@@ -40,6 +47,7 @@ def weights_after_three_steps(watched, passes, port, global_rank, world_size, cu
     model.to(device)
     timer = StepTimer(clock_of(device)) if watched else NoTimer()
     replicas = DdpReplicas(model, timer, bucket_cap_mib=1, static_graph=True)
+    assert bool(replicas._ddp._comm_hooks) == watched
     sgd = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     torch.manual_seed(global_rank)
     replicas(torch.randn(4, 3).to(device)).sum().backward()
@@ -47,8 +55,11 @@ def weights_after_three_steps(watched, passes, port, global_rank, world_size, cu
     for _ in range(3):
         with timer.step():
             for micro_step in range(passes):
+                if global_rank == late_rank:
+                    time.sleep(LATE_S)
                 with nullcontext() if micro_step == passes - 1 else replicas.skip_sync():
-                    loss = replicas(torch.randn(4, 3).to(device)).square().mean()
+                    with timer.forward():
+                        loss = replicas(torch.randn(4, 3).to(device)).square().mean()
                     with timer.backward():
                         loss.backward()
             sgd.step()
@@ -74,6 +85,19 @@ def check_bits(world_size, passes, **options):
     assert {weights for weights, _ in stock} == {weights for weights, _ in hooked}
     assert len({weights for weights, _ in stock}) == 1
     return [times for _, times in hooked]
+
+
+@pytest.mark.parametrize("late_rank", [0, 1])
+def test_who_waits_for_a_late_process_does_not_blame_the_model(late_rank):
+    """Each step begins with a broadcast of buffers, in the middle of DDP's forward."""
+    [port] = free_ports(1)
+    calls = [(True, 1, port, rank, 2, False, late_rank) for rank in range(2)]
+    times = [timed for _, timed in start(weights_after_three_steps, calls).results()]
+    late, waiting = times[late_rank].phases, times[1 - late_rank].phases
+    assert waiting["exposed_comm_s"] > 0.5 * LATE_S > late["exposed_comm_s"]
+    assert waiting["forward_s"] < 0.5 * LATE_S
+    assert waiting["broadcast_s"] > 0.5 * LATE_S
+    assert waiting["comm_s"] >= waiting["exposed_comm_s"]
 
 
 @pytest.mark.gpu
@@ -180,7 +204,9 @@ def test_a_step_without_synchronisation_exchanges_only_its_vote(resnet50):
     for *_, (sent, timed) in resnet50:
         assert [(dtype, count) for *_, dtype, count in sent] == [("Int", 2)]
         for times in timed:
-            assert (times.buckets, times.comm_bytes, times.phases["comm_s"]) == ([], 0, 0)
+            assert (times.buckets, times.comm_bytes) == ([], 0)
+            assert times.phases["comm_s"] == times.phases.get("broadcast_s", 0)
+        assert ["broadcast_s" in times.phases for times in timed] == [True, False]
 
 
 def test_torchs_own_log_has_reductions_of_the_same_length(resnet50):

@@ -9,7 +9,7 @@ from test_step_timer import HandClock
 from torch import nn
 
 from hpcddp.config.batch import BatchPlan
-from hpcddp.phases import DP_PARTS
+from hpcddp.phases import COMM_PARTS
 from hpcddp.train import data_parallel
 from hpcddp.train.clock import clock_of
 from hpcddp.train.data_parallel import ThreadedDataParallel
@@ -61,7 +61,7 @@ def test_threads_spend_their_time_in_four_parts(clock, monkeypatch):
     timer = StepTimer(clock)
     parallel = ThreadedDataParallel(model(), 3, timer)
     phases = one_step(timer, parallel, torch.randn(12, 2)).phases
-    assert [phases[part] for part in DP_PARTS] == [2, 1, 0, 6 * 8]
+    assert [phases[part] for part in COMM_PARTS] == [2, 1, 0, 6 * 8]
     assert (phases["forward_s"], phases["backward_s"]) == (64, 64)
     assert phases["comm_s"] == phases["exposed_comm_s"] == 2 + 1 + 6 * 8
 
@@ -135,7 +135,7 @@ def test_torchs_own_tells_the_same_four_parts(on_fake_gpus):
     build, timer = on_fake_gpus
     made = model()
     times = one_step(timer, build(made), torch.randn(12, 2))
-    assert [times.phases[part] for part in DP_PARTS] == [1, 2, 4, 8]
+    assert [times.phases[part] for part in COMM_PARTS] == [1, 2, 4, 8]
     assert times.phases["forward_s"] == 64
     assert times.step_s == 64 + 15
     assert all(parameter.grad is not None for parameter in made.parameters())
@@ -159,7 +159,7 @@ def test_on_gpus_each_part_takes_its_time():
     parallel = TimedDataParallel(made, [0, 1], device, timer)
     for _ in range(2):
         times = one_step(timer, parallel, torch.randn(512, 4096, device=device))
-    assert all(times.phases[part] > 0 for part in DP_PARTS)
+    assert all(times.phases[part] > 0 for part in COMM_PARTS)
     assert times.phases["backward_s"] > 0
 
 

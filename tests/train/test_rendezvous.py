@@ -67,6 +67,18 @@ def test_ranks_meet_and_add_up(world_size):
     assert totals == [sum(range(world_size))] * world_size
 
 
+def has_ipv6():
+    with contextlib.suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
+        return True
+    return False
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this host has no address of IPv6")
+def test_ranks_meet_at_an_address_of_ipv6():
+    calls = [(layout,) for layout in layouts(2, master_addr="::1")]
+    assert start(meet_and_add, calls).results() == [1.0, 1.0]
+
+
 @pytest.mark.parametrize("kind", ["mute", "talkative", "hangs up"])
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
 def test_a_stranger_on_the_first_port_costs_a_moment_only(kind, address):

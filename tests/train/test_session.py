@@ -31,6 +31,14 @@ def test_the_warm_up_leaves_no_trace(tmp_path):
     assert model.training
 
 
+@pytest.mark.parametrize(("images", "idle"), [(10, ["3 of 8 devices get no images"]), (16, [])])
+def test_devices_that_get_no_images_are_told_of(tmp_path, caplog, images, idle):
+    dp = ("train.replicas=dp", "train.dp_devices=8", f"train.global_batch={images}")
+    session_of(tmp_path, *dp)
+    told = [record.getMessage() for record in caplog.records if "images" in record.getMessage()]
+    assert [line.split(":")[0] for line in told] == idle
+
+
 def test_pixels_become_what_the_data_sets_statistics_say(tmp_path):
     session = session_of(tmp_path, "train.channels_last=true")
     dataset, to_device = session.task.train_set, session.feed._to_device

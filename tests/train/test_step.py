@@ -5,12 +5,14 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from train_ranks import layouts, losses_of, small_config, start, train_on
 
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.run_dir import RunDir
 from hpcddp.stop_flag import StopFlag
-from hpcddp.train.loop import train_step
+from hpcddp.train.loop import step_and_report, train_step
+from hpcddp.train.metrics import StepClock
 from hpcddp.train.process_group import LoneProcess, open_ranks
 from hpcddp.train.resume import Found
 from hpcddp.train.setup import build_session
@@ -68,6 +70,30 @@ def test_steps_are_those_of_textbook_sgd(micro_batch, tmp_path):
     assert session.state.samples_seen == 36
 
 
+class FloatReads(TorchDispatchMode):
+    """Counts how often a number leaves a tensor for Python; votes and counts are whole numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        is_read = function is torch.ops.aten._local_scalar_dense.default
+        self.count += is_read and args[0].is_floating_point()
+        return function(*args, **kwargs or {})
+
+
+def test_the_loss_is_read_from_the_device_only_where_it_is_logged(tmp_path):
+    words = ("log.every_steps=2", "train.max_steps=9", "train.global_batch=2")
+    session, clock = session_of(tmp_path, *words), StepClock()
+    reads = []
+    for _ in range(4):
+        with FloatReads() as seen:
+            step_and_report(session, clock)
+        reads.append(seen.count)
+    assert reads == [0, 1, 0, 1]
+
+
 def test_gradients_are_clipped_to_their_norm(tmp_path):
     session = session_of(
         tmp_path, "train.max_grad_norm=0.001", "optim.momentum=0", "optim.weight_decay=0"
@@ -111,7 +137,10 @@ def count_reductions(run_dir, layout, micro_batch):
         work = torch.distributed.all_reduce(bucket.buffer().div_(2), async_op=True)
         return work.get_future().then(lambda future: future.value()[0])
 
-    session.forward.replicas._ddp.register_comm_hook(None, count_and_reduce)
+    ddp = session.forward.replicas._ddp
+    assert (ddp.gradient_as_bucket_view, ddp.static_graph) == (True, True)
+    assert ddp.find_unused_parameters is False
+    ddp.register_comm_hook(None, count_and_reduce)
     for _ in range(3):
         reduced.append(0)
         train_step(session)

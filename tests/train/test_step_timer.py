@@ -3,9 +3,9 @@
 import pytest
 import torch
 from torch import nn
-from train_ranks import small_config, train_on
+from train_ranks import events_of, small_config, train_on
 
-from hpcddp.phases import DP_PARTS, PHASES
+from hpcddp.phases import COMM_PARTS, PHASES
 from hpcddp.run_dir import RunDir, read_json_lines
 from hpcddp.train.clock import clock_of
 from hpcddp.train.step_timer import NoTimer, StepTimer
@@ -131,6 +131,11 @@ def test_without_the_timer_a_record_has_the_planned_bytes_alone():
     assert timer.report(77) == {"comm_bytes_per_step": 77}
 
 
+def test_without_the_timer_ddp_is_left_as_it_is():
+    """A hook is a pass over all gradients; `object()` would not take one."""
+    NoTimer().note_buckets(object())
+
+
 @pytest.mark.parametrize("mode", ["single", "dp", "ddp"])
 def test_records_of_a_run_say_what_its_steps_consisted_of(mode, tmp_path):
     words = ("train.time_steps=true", "log.every_steps=2", f"train.replicas={mode}")
@@ -139,13 +144,18 @@ def test_records_of_a_run_say_what_its_steps_consisted_of(mode, tmp_path):
     # 352,042 parameters; two replicas of dp send them one way and their gradients the other.
     moved = {"single": 0, "ddp": 1_408_168, "dp": 2 * 1_408_168}
     assert {record["comm_bytes_per_step"] for record in records} == {moved[mode]}
+    label = "DataParallel algorithm on CPU threads" if mode == "dp" else None
+    [started] = [event for event in events_of(tmp_path) if event["event"] == "started"]
+    assert started["replicas"] == (label or mode)
     for record in records:
+        assert record.get("label") == label
         phases = record["phases"]
         spent = sum(phases[name] for name in PHASES)
         assert spent == pytest.approx(record["step_s"], rel=0.1)
         assert phases["data_wait_s"] == pytest.approx(record["data_wait_s"], rel=0.5, abs=1e-3)
         assert (phases["comm_s"] > 0) == (mode != "single")
-        assert (set(DP_PARTS) <= set(phases)) == (mode == "dp")
+        parts = {"single": set(), "dp": set(COMM_PARTS), "ddp": {"broadcast_s"}}
+        assert set(COMM_PARTS) & set(phases) == parts[mode]
         assert 0 <= phases["exposed_comm_s"] <= phases["comm_s"] + 2e-6
         assert min(phases["forward_s"], phases["backward_s"], phases["optimizer_s"]) > 0
 

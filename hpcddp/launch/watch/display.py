@@ -11,8 +11,8 @@ from hpcddp.launch.watch.words import (
     accuracy_text,
     event_line,
     metrics_line,
-    rate_text,
     reason_text,
+    speed_text,
 )
 
 
@@ -115,7 +115,7 @@ def _detail(status: RunStatus) -> str:
         return reason_text(status)
     parts = [f"{status.step or 0}/{status.max_steps or '?'}"]
     if status.images_per_s is not None:
-        parts.append(f"{rate_text(status.images_per_s)} images/s")
+        parts.append(speed_text(status.images_per_s, status.label))
     if status.loss is not None:
         parts.append(f"loss {status.loss:.4f}")
     if status.accuracy is not None:

@@ -17,7 +17,8 @@ class RunStatus:
 
     `attempt` counts starts from 0. Times are Unix seconds; `expected_start_time` is Slurm's
     estimate for a run that waits. `accuracy` is a fraction, of the newest evaluation,
-    and `weights` whose it is: `model`, or `ema` for the average.
+    and `weights` whose it is: `model`, or `ema` for the average. `label` is what the speed must not
+    be shown without.
     """
 
     run: str
@@ -33,6 +34,7 @@ class RunStatus:
     loss: float | None = None
     accuracy: float | None = None
     weights: str | None = None
+    label: str | None = None
     launcher: str | None = None
     cluster: str | None = None
     nodes: str = ""
@@ -82,6 +84,7 @@ def status_of(history: RunHistory, job: JobInfo | None, now: float) -> RunStatus
         loss=train.get("loss"),
         accuracy=finished.get("accuracy", history.evaluation.get("accuracy")),
         weights=history.evaluation.get("weights"),
+        label=train.get("label"),
         launcher=submission.get("launcher"),
         cluster=submission.get("cluster"),
         nodes=job.nodes if job else "",

@@ -24,6 +24,12 @@ def rate_text(images_per_s: float | None) -> str:
     return f"{images_per_s:.0f}" if images_per_s >= 100 else f"{images_per_s:.3g}"
 
 
+def speed_text(images_per_s: float, label: str | None) -> str:
+    """`312 images/s`, with what it is the speed of where that is not plain."""
+    said = f"{rate_text(images_per_s)} images/s"
+    return f"{said} ({label})" if label else said
+
+
 def percent(fraction: float) -> str:
     return f"{100 * fraction:.2f} %"
 
@@ -36,9 +42,11 @@ def reason_text(status: RunStatus) -> str:
 
 
 def status_table(statuses: Sequence[RunStatus]) -> list[str]:
-    """One line for each run below a header."""
+    """One line for each run below a header, and what a speed must not be shown without."""
     header = ("RUN", "STATE", "STEP", "IMAGES/S", "ATTEMPT", "JOB", "REASON")
-    return table([header, *map(_row, statuses)])
+    labelled = [status for status in statuses if status.label and status.images_per_s]
+    below = [f"{each.run}: images/s of {each.label}" for each in labelled]
+    return [*table([header, *map(_row, statuses)]), *below]
 
 
 def _row(status: RunStatus) -> tuple[str, ...]:
@@ -84,6 +92,7 @@ def status_details(status: RunStatus) -> list[str]:
         ("loss", "" if status.loss is None else f"{status.loss:.4f}"),
         ("accuracy", accuracy_text(status.accuracy, status.weights)),
         ("images/s", rate_text(status.images_per_s)),
+        ("label", status.label or ""),
         ("attempt", str(status.attempt)),
         (
             "job",
@@ -123,7 +132,7 @@ def metrics_line(record: Record, max_steps: int | None) -> str:
     if "accuracy" in record:
         parts.append(f"test accuracy {accuracy_text(record['accuracy'], record.get('weights'))}")
     if "images_per_s" in record:
-        parts.append(f"{rate_text(record['images_per_s'])} images/s")
+        parts.append(speed_text(record["images_per_s"], record.get("label")))
     return "  ".join(parts)
 
 

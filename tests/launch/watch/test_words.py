@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hpcddp.launch.watch.words import event_line
+from hpcddp.launch.watch.words import event_line, metrics_line
 from hpcddp.run_dir import RunDir
 
 
@@ -14,6 +14,12 @@ def test_the_choices_of_the_network_are_one_line(tmp_path):
     run_dir.append_event("network", attempt=0, host="n2", choices=choices)
     [event] = run_dir.read_events()
     assert event_line(event) == "network on n2: MASTER_ADDR=n1: so; GLOO=eth0: so"
+
+
+def test_a_line_of_training_says_what_its_speed_is_of():
+    record = {"step": 10, "images_per_s": 312.4}
+    assert metrics_line(record, 20) == "step 10/20  312 images/s"
+    assert metrics_line(record | {"label": "DP"}, 20) == "step 10/20  312 images/s (DP)"
 
 
 @pytest.mark.parametrize("choices", [None, 7, "eth0", [1], []])
