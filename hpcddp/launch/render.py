@@ -1,6 +1,5 @@
 """The batch script of a run: pure text from a resolved request. Needs no Slurm and no torch."""
 
-import functools
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -177,7 +176,6 @@ def _named_settings(wanted: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-@functools.cache
 def load_template(name: str) -> "jinja2.Template":
     """A template of the shipped folder `slurm`, with the filters `sh` and `comment`."""
     import jinja2  # 60 ms that only a rendered script is worth
