@@ -90,7 +90,8 @@ def _work(
 ) -> int:
     layout, network = with_network(layout, environ, uses_gloo=not config.command)
     if network.reasons and _tells_all(layout):
-        run_dir.append_event("network", attempt=layout.attempt, choices=list(network.reasons))
+        place = {"attempt": layout.attempt, "node_rank": layout.node_rank}
+        run_dir.append_event("network", **place, choices=list(network.reasons))
     # The one place that writes this process's environment, before torch is loaded.
     os.environ.update(network.variables)
     if config.command:

@@ -136,6 +136,11 @@ def metrics_line(record: Record, max_steps: int | None) -> str:
     return "  ".join(parts)
 
 
+def is_told(record: Record) -> bool:
+    """False for what people need not see as it comes: each node's network, but for the first's."""
+    return record.get("event") != "network" or not record.get("node_rank")
+
+
 def event_line(event: Record) -> str:
     """One event as a sentence; a kind that is not known here is shown as it is."""
     write = _EVENT_LINES.get(event["event"])
