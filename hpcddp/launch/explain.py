@@ -269,7 +269,10 @@ def _setup_rows(profile: ClusterProfile) -> Iterator[Row]:
         ("setup_node", "each node, once"),
         ("setup_task", "each process"),
     ):
+        why = ""
         for line in getattr(profile, key):
             text = f"module {line}" if key == "modules" else line
-            if not text.lstrip().startswith("#"):
-                yield Row(text, where, profile.origins.get((key,), profile.name))
+            if text.lstrip().startswith("#"):
+                why = text.lstrip("# ")  # of the lines below it
+            else:
+                yield Row(text, where, profile.origins.get((key,), profile.name), why)
