@@ -26,6 +26,7 @@ from typing import Any, BinaryIO
 from hpcddp.errors import HpcddpError
 
 STATE_FILE, MANIFEST_FILE = "state.pt", "manifest.json"
+NOT_WRITTEN = "checkpoint_not_written"  # code of the error: the disk is full, or not there
 
 _FORMAT = 1
 _NAME = re.compile(r"step_(\d{1,18})")
@@ -165,9 +166,9 @@ def verify_checkpoint(path: Path) -> Manifest:
 
 
 def make_folder(folder: Path) -> None:
-    """Create the folder of a run's checkpoints, for good."""
+    """Create the folder of a run's checkpoints, for good, in a run directory that is there."""
     if not folder.is_dir():
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)
         _sync_directory(folder.parent)
 
 

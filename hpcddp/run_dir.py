@@ -128,6 +128,10 @@ class RunDir:
         """Log of one process in one attempt."""
         return self.attempt_logs(attempt) / f"rank-{global_rank:04d}.log"
 
+    def refusal(self, attempt: int) -> Path:
+        """There once this attempt has found the run in other hands: its end is not the run's."""
+        return self.attempt_logs(attempt) / "refused"
+
     def append_event(self, kind: str, **fields: Any) -> None:  # noqa: ANN401
         """Append one line to events.jsonl: kind, time (Unix seconds), host and `fields`."""
         record = {"event": kind, "time": round(time.time(), 3), "host": socket.gethostname()}

@@ -34,6 +34,7 @@ class StopFlag:
 
     def __init__(self) -> None:
         self.notice: StopNotice | None = None
+        self.is_held = False  # True once this process leaves only together with all others
         # Set by the reader thread only: a handler could interrupt itself while it holds the lock.
         self._told = threading.Event()
 
@@ -65,6 +66,15 @@ class StopFlag:
         self._told.wait()
         assert self.notice is not None
         return self.notice
+
+    def hold(self) -> None:
+        """From now on a stop is agreed on; until now a process that is told may leave by itself."""
+        self.is_held = True
+
+    def hear(self, signum: int) -> None:
+        """Another process got a stop signal, and all have agreed to follow it."""
+        self._note(signum)
+        self._told.set()
 
     def rearm(self) -> None:
         """Take the signals back from libraries that installed a handler of their own."""

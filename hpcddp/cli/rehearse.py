@@ -30,7 +30,8 @@ def command(context: click.Context, steps: int, as_json: bool, **typed: Any) -> 
     """Run a short copy of a job twice, once uninterrupted and once preempted, and compare.
 
     The second run gets SIGTERM after a third of its steps, saves, is requeued and goes on. Exit
-    code 1 if the job would lose work: steps lost, other bits, no restart, or too short a warning.
+    code 1 if the job would lose work: steps lost, other bits, no restart, too short a warning, or
+    a stop that takes longer than a preemption leaves it on that partition.
     """
     request = resolve_request(build_request(context, typed, short_overrides(steps)), os.environ)
     if request.config.command:
@@ -70,6 +71,8 @@ def _lines(report: dict[str, Any]) -> list[str]:
         ("resources.warn_before_s", _recommended(report)),
         ("seconds between checkpoints", _seconds(report["recommended_interval_s"])),
     ]
+    if report["kill_after_s"] is not None:
+        pairs.insert(5, ("a preemption kills after", _seconds(report["kill_after_s"])))
     rows = [(name, "-" if value is None else str(value)) for name, value in pairs]
     verdict = "This job survives a preemption with the same bits."
     if report["problems"]:

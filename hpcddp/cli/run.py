@@ -22,14 +22,12 @@ from hpcddp.run_dir import RunDir
 @click.pass_context
 def command(context: click.Context, run_dir: Path | None, **typed: Any) -> None:  # noqa: ANN401
     """Train in this process: alone, as one task of srun, or as one worker of torchrun."""
+    submitted = None
     if run_dir is None:
-        run_dir = _open_run(context, typed)
+        from hpcddp.launch.direct import open_run  # only for people who start ranks themselves
+
+        opened, submitted = open_run(build_request(context, typed), typed["name"], os.environ)
+        run_dir = opened.path
     elif typed["words"] or context.obj:
         raise HpcddpError("--run-dir takes its settings from config.yaml: give nothing else.")
-    run_job(RunDir(run_dir.absolute()), os.environ)
-
-
-def _open_run(context: click.Context, typed: dict[str, Any]) -> Path:
-    from hpcddp.launch.direct import open_run  # only for people who start ranks themselves
-
-    return open_run(build_request(context, typed), typed["name"], os.environ).path
+    run_job(RunDir(run_dir.absolute()), os.environ, submitted)

@@ -74,6 +74,8 @@ def _stopped_early(ending: Ending, events: Sequence[Event]) -> bool:
     if ending.exit_code == EXIT_AGAIN:
         return True
     kinds = {event["event"] for event in events if event.get("attempt") == ending.attempt}
+    if ending.exit_code > 128 and ending.why in _GOES_ON and not kinds & {"started", "failed"}:
+        return True  # Slurm was quicker than its start, which had nothing to save
     if ending.exit_code - 128 in STOP_SIGNALS:
         return not kinds & {"started", "failed"} or "stopped" in kinds or ending.why in _GOES_ON
     return ending.exit_code > 128 and "stopped" in kinds

@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from hpcddp.cluster.layout import layout_from_environ
 from hpcddp.cluster.profile import CLUSTER_VARIABLE
@@ -19,8 +20,13 @@ _WAIT_FOR_MAIN_S = 120.0  # shared file systems show a new file late
 _POLL_S = 0.1
 
 
-def open_run(request: Request, name: str | None, environ: Mapping[str, str]) -> RunDir:
+def open_run(
+    request: Request, name: str | None, environ: Mapping[str, str]
+) -> tuple[RunDir, Mapping[str, Any] | None]:
     """The run directory that every process of this start agrees on; the main process creates it.
+
+    In the main process also what a `submitted` event has to tell of this start, None where Slurm
+    has only started the same job again. Nothing is recorded here: the run may be in other hands.
 
     Raises ConfigError when the run exists with other settings, or never appears.
     """
@@ -29,10 +35,10 @@ def open_run(request: Request, name: str | None, environ: Mapping[str, str]) -> 
     run_name = check_run_name(name or _name_for(resolved.job_name, layout, environ))
     run_dir = RunDir(runs_root(environ) / run_name)
     if layout.is_main:
-        _create_or_check(run_dir, resolved, layout)
-    else:
-        _wait_for(run_dir)
-    return run_dir
+        _create_or_check(run_dir, resolved)
+        return run_dir, _submission(run_dir, resolved, layout)
+    _wait_for(run_dir)
+    return run_dir, None
 
 
 def _name_for(job_name: str, layout: ProcessLayout, environ: Mapping[str, str]) -> str:
@@ -50,7 +56,7 @@ def _name_for(job_name: str, layout: ProcessLayout, environ: Mapping[str, str]) 
     return f"{job_name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def _create_or_check(run_dir: RunDir, resolved: ResolvedRequest, layout: ProcessLayout) -> None:
+def _create_or_check(run_dir: RunDir, resolved: ResolvedRequest) -> None:
     if run_dir.config.exists():
         if read_config(run_dir) != resolved.config:
             raise ConfigError(
@@ -61,19 +67,23 @@ def _create_or_check(run_dir: RunDir, resolved: ResolvedRequest, layout: Process
         run_dir.batch_log.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(run_dir.config, config_text(resolved.resolved))
         record_code(run_dir, Path.cwd())
+
+
+def _submission(
+    run_dir: RunDir, resolved: ResolvedRequest, layout: ProcessLayout
+) -> dict[str, Any] | None:
     job_id = layout.requeue_target or f"pid-{os.getpid()}"
     if layout.restart_count and _was_sent_as(run_dir, job_id):
-        return  # Slurm has started the same job again: nobody has sent the run anew
-    run_dir.append_event(
-        "submitted",
-        run=run_dir.name,
+        return None  # Slurm has started the same job again: nobody has sent the run anew
+    return {
+        "run": run_dir.name,
         # who can be asked about the job: of a torchrun inside a Slurm job that is Slurm
-        launcher="slurm" if layout.requeue_target else layout.launcher,
-        job_id=job_id,
-        cluster=resolved.profile.name,
-        nodes=layout.num_nodes,
-        processes_per_node=layout.local_world_size,
-    )
+        "launcher": "slurm" if layout.requeue_target else layout.launcher,
+        "job_id": job_id,
+        "cluster": resolved.profile.name,
+        "nodes": layout.num_nodes,
+        "processes_per_node": layout.local_world_size,
+    }
 
 
 def _was_sent_as(run_dir: RunDir, job_id: str) -> bool:

@@ -8,9 +8,10 @@ import logging
 import os
 import signal
 import sys
+import threading
 import traceback
-from collections.abc import Mapping
-from typing import NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hpcddp.cluster.devices import DEVICE_VARIABLE
 from hpcddp.cluster.layout import layout_from_environ
@@ -18,7 +19,14 @@ from hpcddp.cluster.network import Network, settle_network
 from hpcddp.cluster.ports import ephemeral_range
 from hpcddp.cluster.rendezvous_address import is_one_host
 from hpcddp.cluster.scrub import chosen_note
-from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, ProcessLayout
+from hpcddp.config.layout import (
+    EXIT_AGAIN,
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_USAGE,
+    ProcessLayout,
+)
 from hpcddp.config.schema import RunConfig
 from hpcddp.config.write import read_config
 from hpcddp.errors import HpcddpError
@@ -28,6 +36,9 @@ from hpcddp.launch.witness import attend
 from hpcddp.leave import leave
 from hpcddp.run_dir import RunDir
 from hpcddp.stop_flag import STOP_SIGNALS, StopFlag
+
+if TYPE_CHECKING:
+    from hpcddp.train.ownership import Ownership
 
 PROCESS_VARIABLE = "HPCDDP_PROCESS_ID"  # the process that has said all this before it became us
 _NOT_THE_USERS_FAULT = (
@@ -39,8 +50,12 @@ _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # and an ignored signal s
 _log = logging.getLogger("hpcddp")
 
 
-def run_job(run_dir: RunDir, environ: Mapping[str, str]) -> NoReturn:
+def run_job(
+    run_dir: RunDir, environ: Mapping[str, str], submitted: Mapping[str, Any] | None = None
+) -> NoReturn:
     """Run this process's part of the job and leave with its exit code.
+
+    `submitted` is for the main process of a start that nobody has recorded yet.
 
     Leaves through `os._exit`: after an error in a collective, an orderly shutdown could wait for
     the other processes for ever, and the job would not end.
@@ -51,14 +66,55 @@ def run_job(run_dir: RunDir, environ: Mapping[str, str]) -> NoReturn:
     try:
         config = read_config(run_dir)
         layout = find_layout(config, environ)
-        code = _over_already(layout, run_dir)
+        code = None if submitted else _over_already(layout, run_dir)
         if code is None:
-            if layout.is_main:
-                attend(config, layout, run_dir, stop_flag, environ)
-            code = _work(config, layout, run_dir, stop_flag, environ)
+            owner = _open_attempt(config, layout, run_dir, stop_flag, environ, submitted or {})
+            code = _work(config, layout, run_dir, stop_flag, environ, owner)
     except BaseException as error:
         code = fail(error, run_dir, layout)
     leave(code)
+
+
+def _open_attempt(
+    config: RunConfig,
+    layout: ProcessLayout,
+    run_dir: RunDir,
+    stop_flag: StopFlag,
+    environ: Mapping[str, str],
+    submitted: Mapping[str, Any],
+) -> "Ownership":
+    """Claim the run, and only then write about it: in other hands it tells another story.
+
+    Raises HpcddpError, one of `NOT_OURS`. Nobody knows where a user's own program saves, so that
+    claims nothing.
+    """
+    from hpcddp.train.ownership import Ownership
+
+    owner, notes = Ownership(run_dir, layout), None
+    if layout.is_main:
+        if not config.command:
+            owner.claim()
+        if submitted:
+            run_dir.append_event("submitted", **submitted)
+        notes = attend(config, layout, run_dir, stop_flag, environ)
+    if not config.command:
+        before = [notes.join, owner.release] if notes else []
+        threading.Thread(
+            target=_leave_when_told, args=(stop_flag, before), name="early-stop", daemon=True
+        ).start()
+    return owner
+
+
+def _leave_when_told(stop_flag: StopFlag, before: Sequence[Callable[[], None]]) -> None:
+    """Until the processes have met there is nothing to save, and nobody waits for this one: leave
+    at once, also while torch is loaded. The main process asks Slurm why before it does.
+    """
+    notice = stop_flag.wait()
+    for call in before if not stop_flag.is_held else ():
+        call()
+    if not stop_flag.is_held:
+        _log.info("%s before training: nothing to save", signal.Signals(notice.signum).name)
+        leave(EXIT_AGAIN)
 
 
 def _over_already(layout: ProcessLayout, run_dir: RunDir) -> int | None:
@@ -87,6 +143,7 @@ def _work(
     run_dir: RunDir,
     stop_flag: StopFlag,
     environ: Mapping[str, str],
+    owner: "Ownership",
 ) -> int:
     layout, network = with_network(layout, environ, uses_gloo=not config.command)
     if network.reasons and _tells_all(layout):
@@ -102,7 +159,7 @@ def _work(
         _become(config.command, stop_flag)
     from hpcddp.train.loop import train
 
-    return train(config, layout, run_dir, stop_flag)
+    return train(config, layout, run_dir, stop_flag, owner)
 
 
 def _tells_all(layout: ProcessLayout) -> bool:
@@ -181,15 +238,27 @@ def _hand_signals_over(stop_flag: StopFlag) -> None:
 
 
 def fail(error: BaseException, run_dir: RunDir | None, layout: ProcessLayout | None) -> int:
-    """Say why this process ends, and write it down where it has a run; returns its exit code."""
+    """Say why this process ends, and write it down where the run is its own; its exit code."""
     code = exit_code_of(error)
     if isinstance(error, HpcddpError):
         print(f"Error: {error.message}", file=sys.stderr)
     elif code != EXIT_INTERRUPTED:
         traceback.print_exception(error)
-    if run_dir is not None:
+    if run_dir is not None and not _is_refused(error, run_dir, layout):
         _record_failure(run_dir, layout, error, code)
     return code
+
+
+def _is_refused(error: BaseException, run_dir: RunDir, layout: ProcessLayout | None) -> bool:
+    """The run is in other hands, whose story it tells; the batch script's last act is told so."""
+    from hpcddp.train.ownership import NOT_OURS
+
+    if layout is None or getattr(error, "code", None) not in NOT_OURS:
+        return False
+    mark = run_dir.refusal(layout.attempt)
+    if mark.parent.is_dir():
+        mark.touch()
+    return True
 
 
 def exit_code_of(error: BaseException) -> int:

@@ -4,6 +4,7 @@ Sends two runs and watches them; what each of them does is `submit`'s and `train
 """
 
 import math
+import re
 import signal
 import threading
 from collections.abc import Iterator, Mapping
@@ -13,8 +14,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from hpcddp.checkpoint_dir import list_checkpoints
+from hpcddp.cluster.live import Ask, ask_slurm, read_live
 from hpcddp.config.schema import RunConfig
 from hpcddp.launch.history import FileTail, newest_step
+from hpcddp.launch.scheduler import show_job
 from hpcddp.launch.slurm_tool import tell
 from hpcddp.launch.submission import Submission, send
 from hpcddp.launch.supervisor import signal_step
@@ -50,6 +53,7 @@ class Report:
     interrupted: str
     problems: tuple[str, ...]
     warn_before_s: int
+    kill_after_s: int | None = None  # from a preemption's signal on, where Slurm says so
     comparison: Comparison | None = None
     steps_lost: int | None = None
     save_s: float | None = None
@@ -96,7 +100,8 @@ def rehearse(plain: Submission, stopped: Submission, out: TextIO) -> Report:
     job_id = send(stopped)
     with _stopped_at(stopped.run_dir, max(1, steps // 3), launcher, job_id) as refusals:
         follow(stopped.run_dir, out=out)
-    found = report(plain.run_dir, stopped.run_dir, request.config)
+    kill_after_s = kill_after(show_job(job_id).partition) if launcher == "slurm" else None
+    found = report(plain.run_dir, stopped.run_dir, request.config, kill_after_s)
     return replace(found, problems=(*refusals, *found.problems))
 
 
@@ -136,16 +141,33 @@ def _send_sigterm(run_dir: RunDir, launcher: str, job_id: str) -> str | None:
     return tell(["scancel", "--signal=TERM", job_id], _SCANCEL_TIMEOUT_S)
 
 
-def report(uninterrupted: RunDir, interrupted: RunDir, config: RunConfig) -> Report:
+def kill_after(partition: str, ask: Ask = ask_slurm) -> int | None:
+    """Seconds that a job which is preempted in that partition has; None where none is."""
+    live = read_live(ask)
+    found = live.partitions.get(partition) if live else None
+    if live is None or found is None or found.preempt_mode in ("", "OFF"):
+        return None
+    kill_wait = re.match(r"\d+", live.config.get("KillWait", ""))
+    return found.grace_s + int(kill_wait[0]) if kill_wait else None
+
+
+def report(
+    uninterrupted: RunDir, interrupted: RunDir, config: RunConfig, kill_after_s: int | None = None
+) -> Report:
     """What the two runs have shown, from their files alone."""
     status = _status(interrupted)
     comparison = _compare(uninterrupted, interrupted) if status.state == "finished" else None
     first, second = [*status.attempts, None, None][:2]
     beside, at_stop = _first_save(uninterrupted), _first_save(interrupted)
+    problems = [
+        *_problems(status, first, second, comparison, config),
+        *_late(first, at_stop.get("seconds", 0.0), kill_after_s),
+    ]
     return Report(
         uninterrupted=uninterrupted.name,
         interrupted=interrupted.name,
-        problems=tuple(_problems(status, first, second, comparison, config)),
+        problems=tuple(problems),
+        kill_after_s=kill_after_s,
         comparison=comparison,
         steps_lost=first.steps_lost if first else None,
         save_s=at_stop.get("seconds"),
@@ -180,6 +202,16 @@ def _problems(
         )
     if comparison and not comparison.identical:
         yield f"the two ends differ, first in {comparison.first_differing or 'a plain value'}"
+
+
+def _late(first: Attempt | None, save_s: float, kill_after_s: int | None) -> Iterator[str]:
+    """A preemption may come when a save on the way has just begun: the last one waits for it."""
+    needed_s = (first.signal_to_exit_s or 0.0) + save_s if first else 0.0
+    if kill_after_s is not None and needed_s >= kill_after_s:
+        yield (
+            f"from the signal to the exit it may take {needed_s:.0f} s with a save under way, and "
+            f"a preemption kills after {kill_after_s} s here (GraceTime and KillWait)"
+        )
 
 
 def _compare(first: RunDir, second: RunDir) -> Comparison:

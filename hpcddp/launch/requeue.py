@@ -1,31 +1,41 @@
 """The last act of a batch script: record how the attempt ended, and start the run again or not.
 
 Runs on the host with srun's exit code. Knows Slurm and the run directory; loads no torch.
-Nothing may follow a requeue: Slurm begins to kill the job at once.
+Little may follow a requeue: Slurm begins to kill the job at once.
 """
 
 import argparse
 import dataclasses
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hpcddp.cluster.job_names import requeue_target
 from hpcddp.config.layout import EXIT_AGAIN, EXIT_DONE, EXIT_FAILED
+from hpcddp.config.schema import RunConfig
 from hpcddp.config.write import read_config
 from hpcddp.errors import HpcddpError, SubmissionFailed
 from hpcddp.launch.decision import Decision, Ending, Event, decide
 from hpcddp.launch.history import since_sent
 from hpcddp.launch.last_words import first_exit, has_run_out_of_memory, words_of_attempt
-from hpcddp.launch.slurm_tool import tell
-from hpcddp.launch.stop_reason import StopReason, ask_stop_reason, settle_reason
+from hpcddp.launch.scheduler import lost_nodes
+from hpcddp.launch.slurm_tool import is_silence, tell
+from hpcddp.launch.stop_reason import (
+    SlurmSays,
+    StopReason,
+    ask_stop_reason,
+    settle_reason,
+)
 from hpcddp.run_dir import RunDir
 
 _SCONTROL_TIMEOUT_S = 60
+_CONTROLLER_AWAY_S, _PAUSE_S = 900.0, 5.0  # how long an absent controller is waited for
 _SUBMITTED_FIELDS = ("run", "launcher", "cluster", "nodes", "processes_per_node")
 
 
@@ -35,27 +45,64 @@ def finish_attempt(
     """Decide, record, and act; returns the exit code for the batch script.
 
     75 is answered with 75 whatever was decided: any other answer to it tells the script that this
-    call could not run, and that it must requeue by itself.
+    call could not run or was not heard, and that it must requeue by itself.
     """
     config, attempt = read_config(run_dir), int(environ.get("HPCDDP_ATTEMPT", "0"))
-    why = StopReason.UNKNOWN
+    if run_dir.refusal(attempt).exists():
+        return exit_code  # the run is another job's
+    look = partial(_look, run_dir, config, exit_code, attempt, environ, terminated)
+    seen, deadline = look(), time.monotonic() + _CONTROLLER_AWAY_S
+    while seen.is_to_wait and time.monotonic() < deadline:
+        print("hpcddp: Slurm does not answer; asking again", file=sys.stderr, flush=True)
+        time.sleep(_PAUSE_S)
+        seen = look()
+    is_newer = _is_superseded(seen.events, attempt, environ)
+    if is_newer or (terminated and _has_decided(seen.events, attempt)):
+        return exit_code
+    decision = seen.decision
+    _record(run_dir, seen)
+    if decision.event == "requeued" and seen.ending.why is not StopReason.REQUEUED:
+        return _start_again(run_dir, config, seen, environ)
+    return EXIT_AGAIN if exit_code == EXIT_AGAIN else decision.exit_code
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Outlook:
+    """What is known of an attempt's end at one moment, and what follows from it."""
+
+    ending: Ending
+    events: Sequence[Event]
+    decision: Decision
+    slurm: SlurmSays
+
+    @property
+    def is_to_wait(self) -> bool:
+        """While Slurm's controller is away nobody ends this job, and nobody can start it again.
+        Once it ends the job there is no time to wait.
+        """
+        return (
+            self.slurm.is_silent
+            and self.decision.event == "requeued"
+            and not self.ending.terminated
+        )
+
+
+def _look(
+    run_dir: RunDir,
+    config: RunConfig,
+    exit_code: int,
+    attempt: int,
+    environ: Mapping[str, str],
+    terminated: bool,
+) -> _Outlook:
+    now = SlurmSays(StopReason.UNKNOWN)
     if "SLURM_JOB_ID" in environ and exit_code != EXIT_DONE:
         now = ask_stop_reason(environ, config.resources.warn_before_s)
-        why = settle_reason(now, _early_reason(run_dir, attempt), time.time())
+    why = settle_reason(now, _early_reason(run_dir, attempt), time.time())
     events = since_sent(run_dir.read_events())  # read last: `cancel` may have written meanwhile
-    is_newer = _is_superseded(events, attempt, environ)
-    if is_newer or (terminated and _has_decided(events, attempt)):
-        return exit_code
-    ending = dataclasses.replace(
-        _ending(run_dir, exit_code, attempt, is_own_program=bool(config.command)),
-        why=why,
-        terminated=terminated,
-    )
-    decision = decide(ending, events, config.requeue)
-    _record(run_dir, decision, ending, events)
-    if decision.event == "requeued" and why is not StopReason.REQUEUED:
-        return _start_again(run_dir, decision, environ)
-    return EXIT_AGAIN if exit_code == EXIT_AGAIN else decision.exit_code
+    ending = _ending(run_dir, exit_code, attempt, events, is_own_program=bool(config.command))
+    ending = dataclasses.replace(ending, why=why, terminated=terminated)
+    return _Outlook(ending, events, decide(ending, events, config.requeue), now)
 
 
 def _is_superseded(events: Sequence[Event], attempt: int, environ: Mapping[str, str]) -> bool:
@@ -72,11 +119,13 @@ def _has_decided(events: Sequence[Event], attempt: int) -> bool:
     return any(event["event"] == "requeued" for event in own)
 
 
-def _ending(run_dir: RunDir, exit_code: int, attempt: int, *, is_own_program: bool) -> Ending:
-    """The end as this host saw it; srun's own words tell what its exit code hides."""
+def _ending(
+    run_dir: RunDir, exit_code: int, attempt: int, events: Sequence[Event], *, is_own_program: bool
+) -> Ending:
+    """The end as this host saw it; srun's words and the processes' tell what its code hides."""
     words = words_of_attempt(run_dir, attempt)
     first = first_exit(words) if is_own_program and exit_code else None
-    code, culprit = first or (exit_code, "")
+    code, culprit = first or (_code_of_processes(exit_code, attempt, events), "")
     return Ending(
         code,
         attempt,
@@ -87,16 +136,27 @@ def _ending(run_dir: RunDir, exit_code: int, attempt: int, *, is_own_program: bo
     )
 
 
+def _code_of_processes(exit_code: int, attempt: int, events: Sequence[Event]) -> int:
+    """The code of the process that failed, where srun's 75 is only of those that srun has ended for
+    it: they had nothing to save yet.
+    """
+    own = [event for event in events if event.get("attempt") == attempt]
+    failed = next((e.get("exit_code") for e in own if e["event"] == "failed"), None)
+    has_stopped = any(event["event"] == "stopped" for event in own)
+    return failed if exit_code == EXIT_AGAIN and failed and not has_stopped else exit_code
+
+
 def _early_reason(run_dir: RunDir, attempt: int) -> Event:
     """What the main process was told when the stop signal came, an empty record if nothing."""
     told = [event for event in run_dir.read_events() if event["event"] == "stop_reason"]
     return next((event for event in reversed(told) if event.get("attempt") == attempt), {})
 
 
-def _record(run_dir: RunDir, decision: Decision, ending: Ending, events: Sequence[Event]) -> None:
+def _record(run_dir: RunDir, seen: _Outlook) -> None:
+    decision, ending, events = seen.decision, seen.ending, seen.events
     if any(event["event"] == decision.event for event in events) and decision.event == "finished":
         return  # training has said so itself, with the accuracy
-    fields: dict[str, Any] = {"attempt": ending.attempt}
+    fields: dict[str, Any] = {"attempt": ending.attempt, **seen.slurm.hints}
     is_ours = ending.why is not StopReason.REQUEUED  # else Slurm keeps count
     if decision.event == "requeued" and decision.exit_code != EXIT_AGAIN and is_ours:
         fields["failure"] = ending.exit_code
@@ -107,24 +167,47 @@ def _record(run_dir: RunDir, decision: Decision, ending: Ending, events: Sequenc
     run_dir.append_event(decision.event, **fields, exit_code=ending.exit_code)
 
 
-def _start_again(run_dir: RunDir, decision: Decision, environ: Mapping[str, str]) -> int:
+def _start_again(
+    run_dir: RunDir, config: RunConfig, seen: _Outlook, environ: Mapping[str, str]
+) -> int:
     """Ask Slurm for the requeue; the local executor restarts what leaves with 75."""
     if "SLURM_JOB_ID" not in environ:
         return EXIT_AGAIN
-    target = requeue_target(environ)
-    refusal = _requeue(target) and _send_anew(run_dir)
-    if refusal:
-        run_dir.append_event(
-            "failed", reason=f"Slurm refused to requeue: {refusal}", exit_code=EXIT_FAILED
-        )
-        print(f"hpcddp: cannot requeue {target}: {refusal}", file=sys.stderr)
-    return decision.exit_code
+    target, excluded = requeue_target(environ), _excluded(config, seen)
+    if excluded:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # there is one more thing to say
+    refusal = _requeue(target)
+    if refusal is None and excluded:
+        _scontrol(["update", f"jobid={target}", f"ExcNodeList={excluded}"])
+    if refusal and not is_silence(refusal):
+        refusal = _send_anew(run_dir)
+    if refusal is None:
+        return seen.decision.exit_code
+    run_dir.append_event(
+        "failed", reason=f"Slurm refused to requeue: {refusal}", exit_code=EXIT_FAILED
+    )
+    print(f"hpcddp: cannot requeue {target}: {refusal}", file=sys.stderr)
+    # The script tries once more by itself after any other answer than 75.
+    return EXIT_FAILED if is_silence(refusal) else seen.decision.exit_code
+
+
+def _excluded(config: RunConfig, seen: _Outlook) -> str:
+    """The nodes to keep from the next attempt: after a failure those that Slurm has lost, which may
+    answer again by then, and what the user wanted to keep from all; empty if there is no news.
+    """
+    own = [event for event in seen.events if event.get("attempt") == seen.ending.attempt]
+    hosts = next((event["hosts"] for event in own if event.get("hosts")), ())
+    lost = lost_nodes(hosts) if seen.decision.exit_code != EXIT_AGAIN else []
+    users = config.resources.sbatch.get("exclude") or ""
+    return ",".join([*filter(None, [users]), *lost]) if lost else ""
 
 
 def _requeue(target: str) -> str | None:
     """Requeue this job, allowing it first where the job forbids it; Slurm's refusal, or None."""
     refusal = _scontrol(["requeue", target])
-    if refusal is None or _scontrol(["update", f"jobid={target}", "requeue=1"]) is not None:
+    if refusal is None or is_silence(refusal):
+        return refusal
+    if _scontrol(["update", f"jobid={target}", "requeue=1"]) is not None:
         return refusal
     return _scontrol(["requeue", target])
 

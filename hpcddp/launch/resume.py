@@ -19,7 +19,8 @@ from hpcddp.run_dir import RunDir, write_atomically
 # about may be alive, and two must never train one run.
 _AFTER_OTHERS = ("--dependency=singleton",)
 _STEPS = "train.max_steps=N"
-_SAVES_IN_LEAD = 1.5  # a save may be slower next time, and the step before it takes time too
+# The signal may come when a save on the way has just begun, and the last one waits for it.
+_SAVES_IN_LEAD = 2.0
 
 
 def resume_run(

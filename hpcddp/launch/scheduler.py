@@ -174,6 +174,21 @@ def parse_show_job(job_id: str, text: str) -> JobInfo:
     )
 
 
+def requeues_preempted(partition: str) -> bool:
+    """True where Slurm ends jobs of that partition for others, and starts them again later."""
+    words = [*_DEAF, "scontrol", "show", "partition", partition]
+    return bool(partition) and "PreemptMode=REQUEUE" in _run(words, _TIMEOUT_S).text
+
+
+def restarted_nodes(nodes: Sequence[str], since: float) -> list[str]:
+    """Those of the nodes whose daemon has begun later: they were away for a while."""
+    if not nodes:
+        return []
+    text = _run(["scontrol", "show", "node", ",".join(nodes)], _TIMEOUT_S).text
+    begins = re.findall(r"NodeName=(\S+).*?SlurmdStartTime=(\d+)", text, flags=re.DOTALL)
+    return sorted(name for name, begin in begins if int(begin) > since)
+
+
 def lost_nodes(nodes: Sequence[str]) -> list[str]:
     """Those of the nodes that Slurm calls down, or that do not answer it."""
     if not nodes:

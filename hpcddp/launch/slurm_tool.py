@@ -1,7 +1,15 @@
 """Give Slurm an order by one of its tools. What Slurm says of jobs is `scheduler`'s business."""
 
+import re
 import subprocess
 from collections.abc import Sequence
+
+_SILENT = re.compile(r"unable to contact|timed out|zero bytes|no answer|connection", re.IGNORECASE)
+
+
+def is_silence(refusal: str) -> bool:
+    """True for words of `tell` that say: Slurm's controller has not answered."""
+    return bool(_SILENT.search(refusal))
 
 
 def tell(words: Sequence[str], timeout_s: float) -> str | None:

@@ -10,7 +10,8 @@ from enum import Enum
 from typing import Any
 
 from hpcddp.cluster.job_names import requeue_target, restart_count
-from hpcddp.launch.scheduler import JobInfo, show_job
+from hpcddp.launch.scheduler import JobInfo, requeues_preempted, show_job
+from hpcddp.launch.slurm_tool import is_silence
 
 _ENDING = ("COMPLETING", "CANCELLED", "PREEMPTED", "TIMEOUT")
 _CLOCKS_DIFFER_S = 2.0  # between the controller and a node
@@ -53,17 +54,33 @@ def _ended_when_preempted(job: JobInfo) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SlurmSays:
-    """The reason as of one moment, and when the job is to end as far as Slurm knows."""
+    """The reason as of one moment, and when the job is to end as far as Slurm knows.
+
+    `is_silent` where its controller did not answer, which is not the same as an unknown job.
+    `is_preemptible` where a job that Slurm has requeued was probably preempted: it does not say.
+    """
 
     reason: StopReason
     end_time: float | None = None
+    is_silent: bool = False
+    is_preemptible: bool = False
+
+    @property
+    def hints(self) -> Mapping[str, Any]:
+        """Fields of an event for who reads the story."""
+        return {"preemptible": True} if self.is_preemptible else {}
 
 
 def ask_stop_reason(environ: Mapping[str, str], warn_before_s: int) -> SlurmSays:
     """Ask Slurm about the job this process is a part of."""
     job = show_job(requeue_target(environ))
     reason = stop_reason(job, restart_count(environ), warn_before_s, time.time())
-    return SlurmSays(reason, job.end_time)
+    return SlurmSays(
+        reason,
+        job.end_time,
+        is_silent=not job.state and is_silence(job.reason),
+        is_preemptible=reason is StopReason.REQUEUED and requeues_preempted(job.partition),
+    )
 
 
 def settle_reason(now: SlurmSays, early: Mapping[str, Any], now_time: float) -> StopReason:

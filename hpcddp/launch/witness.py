@@ -1,13 +1,14 @@
 """What the main process tells the run about its own attempt, beside the work. Knows no torch."""
 
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.config.schema import RunConfig
 from hpcddp.launch.history import FileTail, Record, newest_step
-from hpcddp.launch.scheduler import lost_nodes
+from hpcddp.launch.scheduler import lost_nodes, restarted_nodes
 from hpcddp.launch.stop_reason import StopReason, ask_stop_reason
 from hpcddp.run_dir import RunDir
 from hpcddp.stop_flag import StopFlag
@@ -23,19 +24,21 @@ def attend(
     run_dir: RunDir,
     stop_flag: StopFlag,
     environ: Mapping[str, str],
-) -> None:
+) -> threading.Thread:
     """Record that the attempt begins and how the one before ended; from now on note why it stops.
 
-    Call it in the main process.
+    Call it in the main process. The thread that is returned ends once it has noted that.
     """
     _explain_predecessor(layout, run_dir)
     _record_launch(layout, run_dir, environ)
-    threading.Thread(
+    notes = threading.Thread(
         target=_note_stop,
         args=(config, layout, run_dir, stop_flag, environ),
         name="stop-reason",
         daemon=True,
-    ).start()
+    )
+    notes.start()
+    return notes
 
 
 def _record_launch(layout: ProcessLayout, run_dir: RunDir, environ: Mapping[str, str]) -> None:
@@ -62,7 +65,8 @@ def _explain_predecessor(layout: ProcessLayout, run_dir: RunDir) -> None:
     if _has_told_end(own):
         return
     hosts = next((event["hosts"] for event in own if event.get("hosts")), ())
-    lost = lost_nodes(hosts)
+    began = next((event["began"] for event in own if "began" in event), time.time())
+    lost = lost_nodes(hosts) or restarted_nodes(hosts, began)
     reason = NODE_FAILURE if lost else StopReason.REQUEUED.value
     run_dir.append_event("ended", attempt=layout.attempt - 1, reason=reason, lost_nodes=lost)
 
@@ -86,7 +90,7 @@ def _note_stop(
     says: dict[str, Any] = {"reason": "signalled"}
     if layout.requeue_target:
         answer = ask_stop_reason(environ, config.resources.warn_before_s)
-        says = {"reason": answer.reason.value, "end_time": answer.end_time}
+        says = {"reason": answer.reason.value, "end_time": answer.end_time, **answer.hints}
     run_dir.append_event(
         "stop_reason", attempt=layout.attempt, **says, signal_time=round(notice.time, 3)
     )

@@ -21,14 +21,17 @@ class Background:
         )
         self._thread.start()
 
-    def wait(self) -> None:
-        """Return when nothing is under way; raises what the work raised, once."""
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """True once nothing is under way, False when time is up; raises what the work raised."""
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(timeout_s)
+            if self._thread.is_alive():
+                return False
             self._thread = None
         error, self._error = self._error, None
         if error is not None:
             raise error
+        return True
 
     def _run(self, work: Callable[[], None]) -> None:
         try:

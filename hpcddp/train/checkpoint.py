@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from hpcddp.checkpoint_dir import (
+    NOT_WRITTEN,
     STATE_FILE,
     CheckpointError,
     CheckpointInfo,
@@ -87,10 +88,12 @@ def save_snapshot(
     values that are of use without torch. A checkpoint of the same step that is in order stays and
     nothing is written (a run stopped right after it resumed); a damaged one is replaced. Raises
     CheckpointError when nothing could be written; older checkpoints are then untouched. `fence`
-    is called right before the checkpoint appears, and raises what it likes if it must not.
+    is called before anything is touched and right before the checkpoint appears, and raises what
+    it likes if it must not.
     """
     info = CheckpointInfo(checkpoint_path(checkpoints_dir, step), step)
     try:
+        fence()
         make_folder(checkpoints_dir)
         remove_left_overs(checkpoints_dir)
         if not _is_intact(info.path):
@@ -238,5 +241,5 @@ def _not_written(checkpoints_dir: Path, step: int, error: OSError) -> Checkpoint
     return CheckpointError(
         f"The checkpoint of step {step} was not written to {checkpoints_dir}: {error.strerror} "
         f"({kept}). Make room or check the quota, or point the run at another file system.",
-        "checkpoint_not_written",
+        NOT_WRITTEN,
     )

@@ -94,7 +94,7 @@ class Journal:
 
     def not_saved(self, step: int, reason: str) -> None:
         self._event("checkpoint_failed", step=step, error=reason)
-        _log.warning("Training goes on without this checkpoint: %s", reason)
+        _log.warning("The run goes on without this checkpoint: %s", reason)
 
     def signalled(self, signum: int, step: int) -> None:
         """`signum` was agreed on; some process got it."""
@@ -102,9 +102,14 @@ class Journal:
         self._event("signal", signal=name, step=step)
         _log.info("%s: stopping after step %d", name, step)
 
-    def stopped(self, step: int) -> None:
-        self._event("stopped", step=step)
-        _log.info("Stopped at step %d; the state is saved", step)
+    def stopped(self, step: int, *, is_saved: bool = True) -> None:
+        self._event("stopped", step=step, **({} if is_saved else {"saved": False}))
+        _log.info("Stopped at step %d; the state is %s", step, "saved" if is_saved else "not saved")
+
+    def stopped_unstarted(self, signum: int) -> None:
+        """`signum` was agreed on before the first step."""
+        self._event("stopped")
+        _log.info("%s before the first step: nothing to save", signal.Signals(signum).name)
 
     def finished(self, step: int, accuracy: float, loss: float) -> None:
         self._event("finished", step=step, accuracy=accuracy, eval_loss=loss)

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 import torch
 from torch.nn.utils import clip_grad_norm_
 
+from hpcddp.checkpoint_dir import NOT_WRITTEN, CheckpointError
 from hpcddp.checkpoint_kept import Best
 from hpcddp.config.layout import EXIT_AGAIN, EXIT_DONE, ProcessLayout
 from hpcddp.config.schema import RunConfig
@@ -18,29 +19,35 @@ from hpcddp.run_dir import RunDir
 from hpcddp.stop_flag import StopFlag
 from hpcddp.train.device import choose_device, make_deterministic
 from hpcddp.train.evaluate import Evaluation, evaluate
-from hpcddp.train.fingerprint import fingerprint_of
+from hpcddp.train.journal import Journal
 from hpcddp.train.metrics import StepClock
 from hpcddp.train.optim import set_lr
-from hpcddp.train.ownership import Ownership, take_over
+from hpcddp.train.ownership import Ownership
 from hpcddp.train.process_group import mean_across_ranks, open_ranks
 from hpcddp.train.randomness import seed_step
-from hpcddp.train.replicas import devices_per_process, label_of
-from hpcddp.train.resume import Expected, find_checkpoint, is_finished
+from hpcddp.train.replicas import label_of
 from hpcddp.train.schedule import lr_at
-from hpcddp.train.setup import Session, build_session, check_early
+from hpcddp.train.setup import Session, check_early
+from hpcddp.train.start import Start, ToldToStop
 from hpcddp.train.stop import StopVote
-from hpcddp.train.task import build_task, identity_of
-from hpcddp.train.watchdog import record_collectives
+from hpcddp.train.watchdog import Watchdog, record_collectives
 
 _log = logging.getLogger(__name__)
 
 
-def train(config: RunConfig, layout: ProcessLayout, run_dir: RunDir, stop_flag: StopFlag) -> int:
+def train(
+    config: RunConfig,
+    layout: ProcessLayout,
+    run_dir: RunDir,
+    stop_flag: StopFlag,
+    owner: Ownership | None = None,
+) -> int:
     """Do this process's part of the run; 0 when it is finished, 75 when it stopped early.
 
-    Goes on from the newest checkpoint in the run directory. Raises HpcddpError for what the user
-    can put right. After any exception leave the process without cleaning up: that could wait for
-    another one that is gone. Collective.
+    Goes on from the newest checkpoint in the run directory. `owner` is what the main process may
+    have claimed the run with already. Raises HpcddpError for what the user can put right. After
+    any exception leave the process without cleaning up: that could wait for another one that is
+    gone. Collective.
     """
     logging.getLogger(__package__).setLevel(logging.INFO if layout.is_main else logging.WARNING)
     check_early(config, layout)
@@ -48,23 +55,19 @@ def train(config: RunConfig, layout: ProcessLayout, run_dir: RunDir, stop_flag: 
     if config.train.deterministic:
         make_deterministic()
     record_collectives(config.train.hang_timeout_s)
-    ranks = open_ranks(layout, device, config.train.rendezvous_timeout_s)
+    ranks = open_ranks(layout, device, config.train.rendezvous_timeout_s, stop_flag.hold)
     stop_flag.rearm()  # NCCL, for one, has been seen to replace handlers
-    task = build_task(config, layout)
-    owner = Ownership(run_dir, layout)
-    ranks.decide(lambda: take_over(owner, run_dir))
-    expected = Expected(
-        identity_of(config, run_dir.name),
-        fingerprint_of(device, layout.world_size, devices_per_process(config, device)),
-        config.checkpoint.strict_fingerprint,
-    )
-    found = find_checkpoint(run_dir.checkpoints, expected, ranks)
-    if ranks.decide(lambda: is_finished(found, task.total_steps, run_dir)):
-        _log.info("This run has finished; there is nothing to do")
-        code = EXIT_DONE
-    else:
-        vote = StopVote(ranks, stop_flag)
-        code = run_steps(build_session(task, device, ranks, vote, found, run_dir, owner))
+    vote, owner = StopVote(ranks, stop_flag), owner or Ownership(run_dir, layout)
+    watchdog = Watchdog(layout, run_dir, config.train.hang_timeout_s)
+    watchdog.start()
+    try:
+        start = Start(config, layout, run_dir, device, ranks, vote, watchdog, owner)
+        session = start.open_session()
+        code = EXIT_DONE if session is None else run_steps(session)
+    except ToldToStop:
+        Journal(run_dir, layout).stopped_unstarted(vote.signum)
+        code = EXIT_AGAIN
+    watchdog.stop()
     if layout.is_main:
         owner.release()
     ranks.close()
@@ -75,7 +78,6 @@ def run_steps(session: Session) -> int:
     """Step, evaluate and save until the end of training or until a signal. Collective."""
     task, state, clock = session.task, session.state, StepClock()
     evaluation: Evaluation | None = None
-    session.watchdog.start()
     stopped = session.vote.ask()  # a signal may have come before the first step
     start_step = state.step
     while not stopped:
@@ -91,7 +93,7 @@ def run_steps(session: Session) -> int:
         if not stopped:  # the last step's is written while the model is evaluated
             saver = session.saver
             (saver.save if state.step == task.total_steps else saver.save_if_due)(state)
-    session.watchdog.stop()  # the last save may take as long as it needs
+    session.watchdog.beat()
     return _leave(session, evaluation)
 
 
@@ -214,9 +216,24 @@ def _leave(session: Session, final: Evaluation | None) -> int:
     state, journal, vote = session.state, session.journal, session.vote
     if vote.signum:
         journal.signalled(vote.signum, state.step)
-    session.saver.save_last(state)
     if vote.signum or final is None:
-        journal.stopped(state.step)
+        journal.stopped(state.step, is_saved=_save_or_say(session))
         return EXIT_AGAIN
+    session.saver.save_last(state)
     journal.finished(state.step, final.accuracy, final.loss)
     return EXIT_DONE
+
+
+def _save_or_say(session: Session) -> bool:
+    """Save; or say that it could not be done, and let the next start go on from an older state.
+
+    Who has to leave anyway loses less so than as a failure. Collective.
+    """
+    try:
+        session.saver.save_last(session.state)
+    except CheckpointError as error:
+        if error.code != NOT_WRITTEN:
+            raise
+        session.journal.not_saved(session.state.step, error.message)
+        return False
+    return True

@@ -6,6 +6,7 @@ is no longer named there. The owner also touches the file all the time, which te
 that the run is being trained.
 """
 
+import errno
 import json
 import os
 import socket
@@ -24,6 +25,7 @@ from hpcddp.run_dir import RunDir, write_atomically
 
 _BEAT_S = 5.0
 _SILENT_S = 30.0  # an owner that has not touched its file for so long is dead
+NOT_OURS = ("superseded", "run_in_use")  # codes of the errors by which a claim fails
 
 
 class Ownership:
@@ -42,7 +44,8 @@ class Ownership:
         self._mine = _record_of(layout)
         self._beat_s, self._silent_s = beat_s, silent_s
         self._ended = threading.Event()
-        self._lost = False
+        self._is_claimed = False
+        self._lost: HpcddpError | None = None
         self._thread = threading.Thread(target=self._beat, name="run-owner", daemon=True)
 
     def claim(self) -> None:
@@ -50,30 +53,44 @@ class Ownership:
         run now, `run_in_use` while another start trains it.
 
         Waits, at most `silent_s`, only where an owner on another host has said nothing of its end.
+        Who is the owner already only looks whether that is still so.
         """
-        owner = _read(self._path)
-        if owner is not None and not owner.get("released"):
-            if _is_older(self._mine, owner):
-                raise self._superseded(owner)
-            if not _succeeds(self._mine, owner) and self._lives(owner):
-                raise self._in_use(owner)
         try:
-            write_atomically(self._path, json.dumps(self._mine) + "\n")
+            if not self._is_claimed:
+                self._refuse_others()
+                write_atomically(self._path, json.dumps(self._mine) + "\n")
+            self.check()  # of two that come at once the later one stays
         except OSError as error:
             raise HpcddpError(f"Cannot write {self._path}: {error.strerror}.") from error
-        self.check()  # of two that come at once the later one stays
-        self._thread.start()
+        if not self._is_claimed:
+            self._is_claimed = True
+            self._thread.start()
+
+    def _refuse_others(self) -> None:
+        owner = _read(self._path)
+        if owner is None or owner.get("released"):
+            return
+        if _is_older(self._mine, owner):
+            raise self._superseded(owner)
+        if not _succeeds(self._mine, owner) and self._lives(owner):
+            raise self._in_use(owner)
 
     def check(self) -> None:
-        """Raise HpcddpError `superseded` when another start has claimed the run. Reads the disk."""
+        """Raise HpcddpError `superseded` when another start has claimed the run. Reads the disk.
+
+        Raises OSError where the claim cannot be read: then this is not, or not any more, the file
+        system that the run began on, and nothing may be written there.
+        """
         owner = _read(self._path)
-        if owner is not None and owner.get("nonce") != self._mine["nonce"]:
+        if owner is None:
+            raise FileNotFoundError(errno.ENOENT, f"{self._path} is gone", str(self._path))
+        if owner.get("nonce") != self._mine["nonce"]:
             raise self._superseded(owner)
 
     def check_heard(self) -> None:
         """As `check`, but of what was last heard in the background: costs nothing."""
-        if self._lost:
-            self.check()
+        if self._lost is not None:
+            raise self._lost
 
     def release(self) -> None:
         """Give the run free, if it is still ours."""
@@ -86,12 +103,12 @@ class Ownership:
                 write_atomically(self._path, json.dumps(self._mine | {"released": True}) + "\n")
 
     def _beat(self) -> None:
-        while not self._lost and not self._ended.wait(self._beat_s):
+        while self._lost is None and not self._ended.wait(self._beat_s):
             try:
                 self.check()
                 os.utime(self._path)
-            except HpcddpError:
-                self._lost = True
+            except HpcddpError as error:
+                self._lost = error
             except OSError:
                 continue  # the file system may come back
 

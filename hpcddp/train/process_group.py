@@ -4,7 +4,8 @@
 is alone.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -12,7 +13,8 @@ import torch.distributed as dist
 
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.errors import HpcddpError
-from hpcddp.train.rendezvous import meet
+from hpcddp.train.background import Background
+from hpcddp.train.rendezvous import meet, not_joined
 
 T = TypeVar("T")
 
@@ -48,25 +50,47 @@ class Ranks(Protocol):
         """Part in good order. Not after an error: it could wait for a process that is gone."""
 
 
-def open_ranks(layout: ProcessLayout, device: torch.device, timeout_s: float) -> Ranks:
+def _nothing() -> None:
+    """For those who do not ask when all have met."""
+
+
+def open_ranks(
+    layout: ProcessLayout,
+    device: torch.device,
+    timeout_s: float,
+    once_met: Callable[[], None] = _nothing,
+) -> Ranks:
     """Meet the other processes of the job. Collective.
 
-    Raises HpcddpError `rendezvous` when they do not come within `timeout_s`.
+    `once_met` is called when all are there, right before they depend on each other. Raises
+    HpcddpError `rendezvous` when they do not come within `timeout_s`.
     """
+    place: dict[str, Any] = {"init_method": "env://"}
+    if layout.world_size > 1 and not layout.has_store:
+        place = {"store": meet(layout, timeout_s)}
+    once_met()
     if layout.world_size == 1:
         return LoneProcess()
-    if layout.has_store:
-        place: dict[str, Any] = {"init_method": "env://"}
-    else:
-        place = {"store": meet(layout, timeout_s)}
+    # torch's own deadline for this would be that of every later collective too.
+    joining = Background("join-group")
+    joining.start(partial(_join, layout, device, place))
+    if not joining.wait(timeout_s):
+        raise not_joined(layout, timeout_s)
+    return RankGroup(layout)
+
+
+def _join(layout: ProcessLayout, device: torch.device, place: Mapping[str, Any]) -> None:
+    """Connect every process with every other one."""
+    is_cuda = device.type == "cuda"
+    if is_cuda:
+        torch.cuda.set_device(device)  # which holds for one thread only
     dist.init_process_group(
         backend_of(device),
         rank=layout.global_rank,
         world_size=layout.world_size,
-        device_id=device if device.type == "cuda" else None,
+        device_id=device if is_cuda else None,
         **place,
     )
-    return RankGroup(layout)
 
 
 def backend_of(device: torch.device) -> str:

@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Iterator
 
+import psutil
 from torch.distributed import TCPStore
 
 from hpcddp.config.layout import ProcessLayout
@@ -194,7 +195,8 @@ def _missing_words(layout: ProcessLayout, port: int, missing: set[int], timeout_
         f"{_rank_list(missing, layout.world_size)} did not come to "
         f"{layout.master_addr}:{port} within {timeout_s:.0f} s. Likely causes: they failed before "
         "(see their logs: `hpcddp logs RUN --rank R`), they start later than that "
-        "(train.rendezvous_timeout_s), or their nodes cannot reach this address."
+        f"(train.rendezvous_timeout_s), or their nodes cannot reach this address. "
+        f"{_own_place(layout.master_addr)}."
     )
 
 
@@ -207,9 +209,40 @@ def _main_not_found(
         f"{layout.master_addr} ({_resolved(layout.master_addr)}) within {timeout_s:.0f} s. Ports "
         f"tried: {tried}. Likely causes: rank 0 failed before or starts later "
         "(train.rendezvous_timeout_s; see `hpcddp logs RUN --rank 0`), the name resolves to an "
-        "address that this node cannot reach, or a firewall between the nodes.",
+        "address that this node cannot reach, or a firewall between the nodes. "
+        f"{_own_place(layout.master_addr)}.",
         "rendezvous",
     )
+
+
+def not_joined(layout: ProcessLayout, timeout_s: float) -> HpcddpError:
+    """All were there, and then not all could be connected with each other."""
+    return HpcddpError(
+        f"Rank {layout.global_rank} of {layout.world_size} was not connected with all others "
+        f"within {timeout_s:.0f} s. Likely causes: one of them has ended (`hpcddp logs RUN --rank "
+        "all`), or the nodes use a network on which they cannot reach each other: the `Network:` "
+        "lines of the log say which, HPCDDP_INTERFACE=NAME chooses another. "
+        f"{_own_place(layout.master_addr)}.",
+        "rendezvous",
+    )
+
+
+def _own_place(address: str) -> str:
+    """Which of its addresses, on which interface, this host sends from to that address."""
+    here = socket.gethostname()
+    try:
+        family, _, _, _, place = socket.getaddrinfo(address, 9)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(place)  # sends nothing
+            own = probe.getsockname()[0]
+    except OSError as error:
+        return f"{here} has no way to {address} ({error.strerror})"
+    names = [
+        name
+        for name, addresses in psutil.net_if_addrs().items()
+        if any(each.address.partition("%")[0] == own for each in addresses)
+    ]
+    return f"{here} sends to {address} from {own} on {', '.join(names) or 'no interface'}"
 
 
 def _resolved(host: str) -> str:

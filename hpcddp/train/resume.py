@@ -22,7 +22,8 @@ class ResumePoint:
 
     step: int
     path: str
-    changed: Mapping[str, list[Any]]  # of the fingerprint: name -> value then, value now
+    changed: Mapping[str, list[Any]]  # of fingerprint, settings: name -> value then, value now
+    micro_batch: int | None = None  # of the run's first start
 
 
 @dataclass(slots=True)
@@ -35,10 +36,11 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a checkpoint has to agree with: `identity` always, `fingerprint` if strict."""
+    """What a checkpoint has to agree with: `identity` always, the rest if strict."""
 
     identity: Mapping[str, Any]
     fingerprint: Mapping[str, Any]
+    settings: Mapping[str, Any]
     is_strict: bool = False
 
 
@@ -97,7 +99,10 @@ def _checked(loaded: LoadedCheckpoint, expected: Expected) -> ResumePoint:
     differing = [key for key, value in identity.items() if loaded.extra.get(key, value) != value]
     if differing:
         raise _is_of_another_run(loaded, identity, differing)
-    changed = changes(loaded.extra.get("fingerprint", {}), expected.fingerprint)
+    changed = {
+        **changes(loaded.extra.get("fingerprint", {}), expected.fingerprint),
+        **changes(loaded.extra.get("settings", {}), expected.settings),
+    }
     if changed and expected.is_strict:
         raise ConfigError(
             f"{loaded.path} was written under other conditions: {change_words(changed)}. Going on "
@@ -105,7 +110,7 @@ def _checked(loaded: LoadedCheckpoint, expected: Expected) -> ResumePoint:
             "`checkpoint.strict_fingerprint=false`.",
             "other_fingerprint",
         )
-    return ResumePoint(loaded.step, str(loaded.path), changed)
+    return ResumePoint(loaded.step, str(loaded.path), changed, loaded.extra.get("micro_batch"))
 
 
 def _is_of_another_run(

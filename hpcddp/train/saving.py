@@ -139,11 +139,11 @@ class Saver:
         """Its checkpoint is on disk: from here on it stays, and the best before it need not."""
         if not best.beats(read_best(self.folder)):
             return  # when it was asked for, a better one was still on its way to the disk
-        if self.owner is not None:
-            self.owner.check()
         newest = CheckpointInfo(checkpoint_path(self.folder, best.step), best.step)
         kept = self.retention
         try:
+            if self.owner is not None:
+                self.owner.check()
             write_best(self.folder, best)
             thin_out(self.folder, newest, kept.keep_last, kept.keep_every_steps)
         except OSError as error:

@@ -27,13 +27,13 @@ from hpcddp.train.optim import build_optimizer
 from hpcddp.train.ownership import Ownership
 from hpcddp.train.process_group import Ranks
 from hpcddp.train.replicas import build_replicas, devices_per_process, label_of
-from hpcddp.train.resume import Found, restore
+from hpcddp.train.resume import Found, ResumePoint, restore
 from hpcddp.train.saving import Saver
 from hpcddp.train.schedule import describe
 from hpcddp.train.state import TrainState
 from hpcddp.train.step_timer import NoTimer, StepTimer, Timer
 from hpcddp.train.stop import StopVote
-from hpcddp.train.task import Task, identity_of
+from hpcddp.train.task import Task, identity_of, settings_of
 from hpcddp.train.traffic import Traffic
 from hpcddp.train.warm_up import warm_up
 from hpcddp.train.watchdog import Watchdog
@@ -76,9 +76,11 @@ def build_session(
     found: Found,
     run_dir: RunDir,
     owner: Ownership | None = None,
+    watchdog: Watchdog | None = None,
 ) -> Session:
     """Model, optimizer and data, at the step where `found` left off. Collective."""
     train = task.config.train
+    watchdog = watchdog or Watchdog(task.layout, run_dir, 0)
     state = build_state(task, device)
     journal = Journal(run_dir, task.layout)
     journal.started(**_facts(task, device, state))
@@ -89,6 +91,7 @@ def build_session(
     to_device = build_to_device(task.train_set, device, _channels_last(train.channels_last, device))
     _warn_of_idle_devices(task, replicas.num_devices)
     warm_up(forward, *to_device(_made_up_batch(task)))
+    watchdog.beat()
     restore(found, state, ranks)
     skips = train.on_nonfinite == "skip"
     if found.point is not None:
@@ -102,9 +105,9 @@ def build_session(
         feed=_build_feed(task, to_device, state.step, timer),
         eval_task=_build_eval_task(task, to_device, forward),
         vote=vote,
-        watchdog=Watchdog(task.layout, run_dir, train.hang_timeout_s),
+        watchdog=watchdog,
         journal=journal,
-        saver=_build_saver(task, device, state.step, ranks, journal, run_dir, owner),
+        saver=_build_saver(task, device, state.step, found.point, ranks, journal, run_dir, owner),
         watch=LossWatch(device),
         skipper=StepSkipper(state.model, state.optimizer, ranks) if skips else None,
         timer=timer,
@@ -179,16 +182,23 @@ def _build_saver(
     task: Task,
     device: torch.device,
     start_step: int,
+    point: ResumePoint | None,
     ranks: Ranks,
     journal: Journal,
     run_dir: RunDir,
     owner: Ownership | None,
 ) -> Saver:
     kept, identity = task.config.checkpoint, identity_of(task.config, run_dir.name)
+    micro_batch = (point.micro_batch if point else None) or task.plan.micro_batch
     devices = devices_per_process(task.config, device)
     return Saver(
         folder=run_dir.checkpoints,
-        extra={**identity, "fingerprint": fingerprint_of(device, task.plan.world_size, devices)},
+        extra={
+            **identity,
+            "fingerprint": fingerprint_of(device, task.plan.world_size, devices),
+            "settings": settings_of(task.config),
+            "micro_batch": micro_batch,
+        },
         retention=Retention(kept.keep_last, kept.keep_every_steps),
         cadence=build_cadence(kept, start_step),
         ranks=ranks,

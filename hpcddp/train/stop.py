@@ -25,6 +25,11 @@ class StopVote:
         return int(self._ballot[0])
 
     @property
+    def is_told(self) -> bool:
+        """True if this very process got a signal, or all have agreed on one."""
+        return self._flag.is_set
+
+    @property
     def saw_nonfinite(self) -> bool:
         """True if any process had said so when the vote was opened."""
         return bool(self._ballot[1])
@@ -40,6 +45,8 @@ class StopVote:
         assert self._pending is not None, "close() without open()"
         self._pending.wait()
         self._pending = None
+        if self.signum and not self._flag.is_set:
+            self._flag.hear(self.signum)
         return self.signum != 0
 
     def ask(self) -> bool:

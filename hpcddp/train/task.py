@@ -5,12 +5,12 @@ Knows no process group and no state.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from hpcddp.config.batch import BatchPlan, plan_batches
 from hpcddp.config.layout import ProcessLayout
-from hpcddp.config.schema import RunConfig, value_at
+from hpcddp.config.schema import OptimConfig, RunConfig, value_at
 from hpcddp.data.datasets import Dataset, build_dataset
 from hpcddp.data.sampler import num_steps, step_epoch
 from hpcddp.train.schedule import LrSchedule, build_schedule
@@ -23,6 +23,19 @@ IDENTITY_KEYS = (
     "train.seed",
     "data.name",
     "data.image_size",
+)
+
+
+# Of what may be changed, what the bits depend on: a resumed run says so.
+SETTINGS_KEYS = (
+    "train.precision",
+    "train.label_smoothing",
+    "train.max_grad_norm",
+    "train.ema_decay",
+    "data.augment",
+    "ddp.bucket_cap_mib",
+    "ddp.static_graph",
+    *(f"optim.{field.name}" for field in fields(OptimConfig)),
 )
 
 
@@ -85,6 +98,23 @@ def build_task(config: RunConfig, layout: ProcessLayout) -> Task:
     )
 
 
+def with_micro_batch(task: Task, micro_batch: int | None) -> Task:
+    """The task with the micro-batch that the run began with, where none is configured and it fits.
+
+    Memory and batch-norm statistics, so the curve of the loss, follow it, not the number of
+    processes.
+    """
+    per_pass = (micro_batch or 0) * task.plan.world_size
+    if task.config.train.micro_batch or not per_pass or task.plan.global_batch % per_pass:
+        return task
+    plan = plan_batches(
+        global_batch=task.plan.global_batch,
+        micro_batch=micro_batch,
+        world_size=task.plan.world_size,
+    )
+    return replace(task, plan=plan)
+
+
 def _total_steps(config: RunConfig, num_samples: int) -> int:
     """Training ends at max_steps or max_epochs, whichever comes first."""
     train = config.train
@@ -97,3 +127,8 @@ def _total_steps(config: RunConfig, num_samples: int) -> int:
 def identity_of(config: RunConfig, run_name: str) -> Mapping[str, Any]:
     """What makes a checkpoint one of this run; kept in its manifest."""
     return {"run": run_name, **{key: value_at(config, key) for key in IDENTITY_KEYS}}
+
+
+def settings_of(config: RunConfig) -> Mapping[str, Any]:
+    """What the bits of the run depend on and may be changed; kept in its manifests too."""
+    return {key: value_at(config, key) for key in SETTINGS_KEYS}

@@ -21,6 +21,7 @@ _LONGEST_PAUSE_S = 5.0
 # How long the others' words are waited for. They come within a look of each other, and a shared
 # file system may show them late.
 _LEAST_WAIT_S = 2.0
+_MOST_WORDS_S = 60.0  # for all that is written before a process leaves
 _COLLECTIVES_KEPT = 2000  # in torch's flight recorder
 
 
@@ -67,18 +68,24 @@ class Watchdog:
                 self._bark(silent_s)
 
     def _bark(self, silent_s: float) -> None:
-        """Write down all there is, name the suspect, and leave: nothing can be tidied up."""
-        try:
-            _say(f"no progress for {silent_s:.0f} s; stacks:")
-            faulthandler.dump_traceback(sys.stderr, all_threads=True)
-            folder = self._run_dir.attempt_logs(self._layout.attempt)
-            folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(self._word(folder, self._layout.global_rank), str(self.beats))
-            self._dump_collectives(folder)
-            self._wait_for_words(folder)
-            self._record(folder, silent_s)
-        finally:
-            os._exit(EXIT_FAILED)
+        """Write down all there is, and leave: nothing can be tidied up.
+
+        What everybody waits for may be the very file system that is written to, so not for long.
+        """
+        words = threading.Thread(target=self._tell, args=(silent_s,), daemon=True)
+        words.start()
+        words.join(_MOST_WORDS_S)
+        os._exit(EXIT_FAILED)
+
+    def _tell(self, silent_s: float) -> None:
+        _say(f"no progress for {silent_s:.0f} s; stacks:")
+        faulthandler.dump_traceback(sys.stderr, all_threads=True)
+        folder = self._run_dir.attempt_logs(self._layout.attempt)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._word(folder, self._layout.global_rank), str(self.beats))
+        self._dump_collectives(folder)
+        self._wait_for_words(folder)
+        self._record(folder, silent_s)
 
     def _word(self, folder: Path, global_rank: int) -> Path:
         return folder / f"hang-rank-{global_rank:04d}"

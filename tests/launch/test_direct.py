@@ -6,7 +6,7 @@ import pytest
 
 from hpcddp.errors import ConfigError, HpcddpError
 from hpcddp.launch import direct
-from hpcddp.launch.direct import open_run
+from hpcddp.launch.direct import open_run as open_without_a_word
 from hpcddp.launch.request import Request
 
 SECOND_OF_TWO = {
@@ -26,6 +26,14 @@ STEP = {
     "SLURM_NODEID": "0",
     "HPCDDP_DEVICE": "cpu",
 }
+
+
+def open_run(request, name, environ):
+    """As a job does, which records its start once the run is its own."""
+    run_dir, submitted = open_without_a_word(request, name, environ)
+    if submitted:
+        run_dir.append_event("submitted", **submitted)
+    return run_dir
 
 
 @pytest.mark.parametrize(

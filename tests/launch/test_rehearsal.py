@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hpcddp.config.load import Layer, resolve
-from hpcddp.launch.rehearsal import _stopped_at, report
+from hpcddp.launch.rehearsal import _stopped_at, kill_after, report
 from hpcddp.run_dir import RunDir
 from hpcddp.train.checkpoint import save_checkpoint
 
@@ -113,11 +113,11 @@ STOPPED = [
 def looked_at(tmp_path):
     """What a rehearsal says of an interrupted run with these events."""
 
-    def look(events, lead_s=120, **weights):
+    def look(events, lead_s=120, kill_after_s=None, **weights):
         plain = ended_run(tmp_path / "a", ("launched", {}), ("started", {}))
         stopped = ended_run(tmp_path / "b", *events, **weights)
         values = {"train": {"max_steps": 9}, "resources": {"warn_before_s": lead_s}}
-        return report(plain, stopped, resolve([Layer("test", values)]).config)
+        return report(plain, stopped, resolve([Layer("test", values)]).config, kill_after_s)
 
     return look
 
@@ -142,6 +142,31 @@ def test_lost_steps_are_a_problem(looked_at):
 def test_a_stop_that_takes_longer_than_the_warning_is_a_problem(looked_at):
     [problem] = looked_at(STOPPED, lead_s=15).problems
     assert "resources.warn_before_s" in problem
+
+
+@pytest.mark.parametrize(("kill_after_s", "is_late"), [(None, False), (22, False), (21, True)])
+def test_a_stop_that_outlasts_a_preemption_is_a_problem(looked_at, kill_after_s, is_late):
+    """20 s from the signal to the exit, and one more for a save that may be under way."""
+    problems = looked_at(STOPPED, kill_after_s=kill_after_s).problems
+    assert ["GraceTime and KillWait" in problem for problem in problems] == [True] * is_late
+
+
+SLURM = {
+    "config": "KillWait                = 30 sec\nClusterName = x\n",
+    "partition": (
+        "PartitionName=a GraceTime=20 PreemptMode=REQUEUE\n"
+        "PartitionName=b GraceTime=0 PreemptMode=OFF\n"
+    ),
+}
+
+
+@pytest.mark.parametrize(("partition", "seconds"), [("a", 50), ("b", None), ("gone", None)])
+def test_the_time_that_a_preemption_leaves_is_slurms_own_word(partition, seconds):
+    def ask(words):
+        return next((SLURM[word] for word in words if word in SLURM), "")
+
+    assert kill_after(partition, ask) == seconds
+    assert kill_after(partition, lambda words: "") is None
 
 
 def test_a_run_that_was_over_too_soon_proves_nothing(looked_at):

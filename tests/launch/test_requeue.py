@@ -134,6 +134,20 @@ def test_a_program_without_a_handler_that_is_preempted_goes_on():
     assert decide(139, started, RequeueConfig(), StopReason.PREEMPTED).event == "failed"
 
 
+@pytest.mark.parametrize(
+    ("kinds", "why", "event"),
+    [
+        (["submitted", "begun"], StopReason.PREEMPTED, "requeued"),
+        (["submitted", "begun"], StopReason.TIME_LIMIT, "requeued"),
+        (["submitted", "begun"], StopReason.SIGNALLED, "failed"),
+        (["submitted", "started"], StopReason.PREEMPTED, "failed"),
+        (["submitted", "begun", "failed"], StopReason.PREEMPTED, "failed"),
+    ],
+)
+def test_a_start_that_slurm_kills_has_lost_nothing(kinds, why, event):
+    assert decide(137, history(*kinds), RequeueConfig(), why).event == event
+
+
 def test_attempts_that_end_before_they_start_make_no_progress():
     early = ["submitted", "begun", "requeued", "begun", "requeued", "begun"]
     assert decide(143, history(*early), RequeueConfig(max_without_progress=3)).event == "failed"
@@ -203,6 +217,105 @@ def test_a_refused_requeue_is_a_recorded_failure(run_dir, monkeypatch, capsys):
     assert run_dir.read_events()[-1]["event"] == "failed"
     assert "no new job either" in run_dir.read_events()[-1]["reason"]
     assert "no new job either" in capsys.readouterr().err
+
+
+SILENT = JobInfo("7", reason="Unable to contact slurm controller (connect failure)")
+
+
+@pytest.fixture
+def naps(monkeypatch):
+    """How often the last act has waited; what is in `calls` is then called once."""
+    naps = SimpleNamespace(count=0, calls=[])
+
+    def sleep(seconds):
+        naps.count += 1
+        if naps.calls:
+            naps.calls.pop(0)()
+
+    monkeypatch.setattr(requeue.time, "sleep", sleep)
+    return naps
+
+
+def test_an_absent_controller_is_waited_for(run_dir, monkeypatch, slurm_says, naps):
+    asked, back = [], slurm_says[0]
+    monkeypatch.setattr(requeue, "_scontrol", lambda words: asked.append((words, naps.count)))
+    slurm_says[0] = SILENT
+    naps.calls = [lambda: None, lambda: slurm_says.insert(0, back)]
+    assert finish_attempt(run_dir, 75, {"SLURM_JOB_ID": "7"}) == 75
+    assert asked == [(["requeue", "7"], 2)]
+
+
+def test_what_is_cancelled_while_the_controller_is_away_stays_so(
+    run_dir, monkeypatch, slurm_says, naps
+):
+    monkeypatch.setattr(requeue, "_scontrol", lambda words: pytest.fail(f"asked for {words}"))
+    slurm_says[0] = SILENT
+    naps.calls = [lambda: run_dir.append_event("cancelled", by="ada")]
+    finish_attempt(run_dir, 75, {"SLURM_JOB_ID": "7"})
+    assert run_dir.read_events()[-1]["event"] == "cancelled"
+
+
+def test_a_controller_that_stays_away_is_left_to_the_script_and_no_new_job_is_sent(
+    run_dir, monkeypatch, slurm_says, naps
+):
+    monkeypatch.setattr(requeue, "_CONTROLLER_AWAY_S", 0.0)
+    monkeypatch.setattr(requeue, "_scontrol", lambda words: SILENT.reason)
+    monkeypatch.setattr(requeue, "_send_anew", lambda run_dir: pytest.fail("sent anew"))
+    slurm_says[0] = SILENT
+    assert finish_attempt(run_dir, 75, {"SLURM_JOB_ID": "7"}) == 1
+    assert "Unable to contact" in run_dir.read_events()[-1]["reason"]
+
+
+@pytest.mark.parametrize("terminated", [True, False])
+def test_nobody_waits_for_slurm_in_the_final_kill_or_where_it_has_no_tools(
+    run_dir, monkeypatch, slurm_says, naps, terminated
+):
+    run_dir.append_event("stop_reason", attempt=0, reason="preempted")
+    monkeypatch.setattr(requeue, "_scontrol", lambda words: None)
+    slurm_says[0] = SILENT if terminated else JobInfo("7", reason="`scontrol` was not found")
+    finish_attempt(run_dir, 75, {"SLURM_JOB_ID": "7"}, terminated=terminated)
+    assert (naps.count, run_dir.read_events()[-1]["event"]) == (0, "requeued")
+
+
+@pytest.mark.parametrize(("ranks_say", "event"), [("failed", "failed"), ("stopped", "requeued")])
+def test_the_75_of_processes_that_were_ended_for_one_that_failed_is_a_failure(
+    run_dir, monkeypatch, ranks_say, event
+):
+    monkeypatch.setattr(requeue, "_scontrol", lambda words: None)
+    run_dir.append_event("failed", attempt=0, global_rank=1, exit_code=2, error="no data")
+    run_dir.append_event(ranks_say, attempt=0, exit_code=1)
+    assert finish_attempt(run_dir, 75, {"SLURM_JOB_ID": "7"}) == 75
+    last = run_dir.read_events()[-1]
+    assert (last["event"], last["exit_code"]) == (event, 2 if event == "failed" else 75)
+
+
+@pytest.mark.parametrize(
+    ("exclude", "lost", "update"),
+    [
+        (None, ["n2"], [["update", "jobid=7", "ExcNodeList=n2"]]),
+        ("n9", ["n2"], [["update", "jobid=7", "ExcNodeList=n9,n2"]]),
+        ("n9", [], []),
+    ],
+)
+def test_after_a_failure_a_lost_node_is_kept_from_the_next_attempt(
+    run_dir, monkeypatch, exclude, lost, update
+):
+    asked = []
+    sbatch = {"exclude": exclude} if exclude else {}
+    values = {
+        "train": {"max_steps": 1},
+        "requeue": {"max_failures": 1},
+        "resources": {"sbatch": sbatch},
+    }
+    run_dir.config.write_text(config_text(resolve([Layer("test", values)])))
+    monkeypatch.setattr(requeue, "lost_nodes", lambda hosts: lost)
+    monkeypatch.setattr(requeue.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(requeue, "_scontrol", lambda words: asked.append(words))
+    finish_attempt(run_dir, 1, {"SLURM_JOB_ID": "7"})
+    assert asked == [["requeue", "7"], *update]
+    asked.clear()
+    finish_attempt(run_dir, 75, {"SLURM_JOB_ID": "7"})
+    assert asked == [["requeue", "7"]]
 
 
 def test_what_slurm_has_requeued_already_is_left_alone(run_dir, monkeypatch, slurm_says):
@@ -354,6 +467,7 @@ def test_the_new_job_is_described_as_the_newest_submission_was(run_dir, sent):
     finish_attempt(run_dir, 75, {"SLURM_JOB_ID": "7"})
     event = run_dir.read_events()[-1]
     assert (event["event"], event["nodes"], event["job_id"]) == ("submitted", 4, "8")
+    assert sent.options == [("--dependency=singleton",)]  # not before this job is gone
 
 
 def test_a_new_job_that_may_have_been_taken_is_no_refusal(run_dir, sent):

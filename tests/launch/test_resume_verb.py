@@ -33,9 +33,9 @@ def test_an_ended_run_is_sent_again_with_its_own_settings(run_dir, end):
 def test_a_warning_too_short_for_the_last_save_is_said(run_dir):
     run_dir.append_event("checkpoint", step=1, seconds=100.0)
     run_dir.append_event("failed")
-    assert "resources.warn_before_s=150" in hpcddp("resume", "r").stderr
+    assert "resources.warn_before_s=200" in hpcddp("resume", "r").stderr
     run_dir.append_event("failed")
-    assert "warn_before_s" not in hpcddp("resume", "r", "resources.warn_before_s=150").stderr
+    assert "warn_before_s" not in hpcddp("resume", "r", "resources.warn_before_s=200").stderr
 
 
 def test_changed_settings_are_kept_and_rendered(run_dir):

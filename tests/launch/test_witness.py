@@ -28,6 +28,9 @@ def attend(tmp_path, monkeypatch):
         witness, "ask_stop_reason", lambda environ, lead: SlurmSays(StopReason.PREEMPTED, 143.0)
     )
     monkeypatch.setattr(witness, "lost_nodes", lambda hosts: ["n1"] if "n1" in hosts else [])
+    monkeypatch.setattr(
+        witness, "restarted_nodes", lambda hosts, since: ["n2"] if since < 50 else []
+    )
     run_dir = RunDir(tmp_path)
 
     def attend(*before, **place):
@@ -59,10 +62,16 @@ def test_without_slurm_only_the_signal_is_noted(attend):
 
 
 @pytest.mark.parametrize(
-    ("hosts", "reason"), [(["n0", "n1"], "node failure"), (["n0"], "requeued by Slurm")]
+    ("hosts", "began", "reason"),
+    [
+        (["n0", "n1"], 60.0, "node failure"),
+        (["n0"], 40.0, "node failure"),  # its daemon has begun since: it is back already
+        (["n0"], 60.0, "requeued by Slurm"),
+    ],
 )
-def test_an_attempt_that_left_no_word_is_explained(attend, hosts, reason):
-    events = attend(("started", {"attempt": 0, "hosts": hosts}), **ON_SLURM)
+def test_an_attempt_that_left_no_word_is_explained(attend, hosts, began, reason):
+    before = [("launched", {"began": began}), ("started", {"hosts": hosts})]
+    events = attend(*((kind, fields | {"attempt": 0}) for kind, fields in before), **ON_SLURM)
     assert (events["ended"]["reason"], events["ended"]["attempt"]) == (reason, 0)
 
 

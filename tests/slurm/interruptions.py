@@ -53,7 +53,7 @@ class Victim:
 
         def is_pending():
             record = self.cluster.show(self.job_id)
-            assert record["Reason"] != "JobHeldUser", "held by Slurm's own restart limit"
+            assert "Held" not in record["Reason"], record["Reason"]  # Slurm's own restart limit
             return record["JobState"] == "PENDING" and int(record["Restarts"]) == restarts
 
         self.wait_until(is_pending, "not requeued", _REQUEUE_S)
@@ -71,11 +71,12 @@ class Interruption:
 
     `costs_steps` is True where steps since the last checkpoint may be lost; `ends_attempt` is
     False for what a run must survive without a restart; `comes_early` for what does not wait for
-    a first step.
+    a first step; `ends` is what `status` may call the end of the attempt.
     """
 
     partition, minutes = MAIN, 60
     costs_steps, ends_attempt, comes_early = False, True, False
+    ends = ("signalled",)
 
     def befall(self, victim):
         raise NotImplementedError
@@ -112,6 +113,8 @@ class EarlySignal(SignalToAll):
 class Preemption(Interruption):
     """A job of a higher partition takes the nodes."""
 
+    ends = ("preempted",)
+
     def __init__(self, partition):
         self.partition = partition
 
@@ -122,7 +125,7 @@ class Preemption(Interruption):
 class KilledRank(Interruption):
     """The kernel, or a colleague, kills one process."""
 
-    costs_steps = True
+    costs_steps, ends = True, ("failed",)
 
     def befall(self, victim):
         os.kill(victim.draw.choice(sorted(victim.ranks().values())), signal.SIGKILL)
@@ -131,7 +134,7 @@ class KilledRank(Interruption):
 class KilledInSave(Interruption):
     """All processes die while a checkpoint is being written."""
 
-    costs_steps = True
+    costs_steps, ends = True, ("failed",)
 
     def befall(self, victim):
         ranks = victim.ranks()
@@ -160,7 +163,7 @@ class TornCheckpoint(KilledRank):
 class TimeLimit(Interruption):
     """Slurm warns 120 s ahead of the limit, or up to a minute earlier, and the run leaves."""
 
-    minutes, comes_early = 3, True
+    minutes, comes_early, ends = 3, True, ("time limit",)
 
     def befall(self, victim):
         """Nothing is to be done but to wait."""
@@ -180,7 +183,8 @@ class DaemonRestart(Interruption):
 class NodeFailure(Interruption):
     """A node does not answer any more, and comes back once Slurm has given it up."""
 
-    costs_steps = True
+    # Slurm may requeue the job while its last act is under way, and does not say why.
+    costs_steps, ends = True, ("node failure", "failed", "requeued by Slurm")
 
     def befall(self, victim):
         node = victim.cluster.show(victim.job_id)["BatchHost"]
@@ -225,11 +229,13 @@ def start_slurmd(cluster, node):
     assert slurmd.returncode == 0, slurmd.stderr
 
 
-GRACE, NO_GRACE, CANCEL = map(Preemption, ("preempt-grace", "preempt-nograce", "preempt-cancel"))
+GRACE, NO_GRACE, CANCEL, CANCEL_NO_GRACE = map(
+    Preemption, ("preempt-grace", "preempt-nograce", "preempt-cancel", "preempt-cancel-nograce")
+)
 FEW = (GRACE, SignalToOneRank(), FullDisk(), KilledInSave(), TornCheckpoint(), CANCEL)
 MANY = (
     *[SignalToAll(), SignalToOneRank(), EarlySignal()] * 3,
-    *[GRACE, NO_GRACE, CANCEL] * 3,
+    *[GRACE, NO_GRACE, CANCEL, CANCEL_NO_GRACE] * 3,
     *[KilledRank(), KilledInSave(), TornCheckpoint()] * 2,
     *[DaemonRestart(), NodeFailure(), TimeLimit(), FullDisk()],
 )

@@ -56,6 +56,7 @@ def figures(plan, calm, status, compared, victim):
         "ends": [attempt["end"] for attempt in attempts],
         "steps": status["step"],
         "steps_lost": [attempt["steps_lost"] for attempt in attempts],
+        "first_steps": [attempt["restart_to_first_step_s"] for attempt in attempts],
         "differing_tensors": compared["num_differing"],
         "tensors": compared["num_tensors"],
         "restarts": victim.cluster.show(victim.job_id)["Restarts"],
@@ -67,10 +68,14 @@ def figures(plan, calm, status, compared, victim):
 def assert_little_was_lost(plan, found):
     """Nothing after a signal; else at most the steps since the last whole checkpoint."""
     ends = [kind for kind in plan if kind.ends_attempt]
-    lost = [steps or 0 for steps in found["steps_lost"]]
     assert found["attempts"] == len(ends) + 1
-    for kind, steps in zip(ends, lost, strict=False):
-        assert steps <= (3 * SAVE_EVERY if kind.costs_steps else 0), (type(kind).__name__, found)
+    told = zip(ends, found["ends"], found["steps_lost"], strict=False)
+    for number, (kind, end, steps) in enumerate(told):
+        assert end in kind.ends, (number, type(kind).__name__, found)
+        if steps is None:  # not known where the next attempt had no first step
+            assert found["first_steps"][number + 1] is None, (number, found)
+        else:
+            assert steps <= (3 * SAVE_EVERY if kind.costs_steps else 0), (number, found)
 
 
 def test_a_handful_of_interruptions_changes_no_bit(small_disk_cluster):

@@ -7,12 +7,14 @@ TINY = ("train.model=resnet18", "train.global_batch=16", "data.image_size=16")
 
 def test_a_rehearsal_proves_that_the_job_survives_here(hpcddp):
     words = ["rehearse", "--cluster", "testcluster", "--nodes", "2", "--name", "q", "--json"]
+    words += ["--partition", "preempt-grace"]
     done = hpcddp(*words, "--steps", "9", *TINY, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
     assert found["problems"] == []
     assert found["comparison"]["identical"]
     assert found["steps_lost"] == 0
+    assert found["kill_after_s"] == 30  # GraceTime and KillWait
     attempts = hpcddp.status("q-interrupted")["attempts"]
     assert [attempt["attempt"] for attempt in attempts] == [0, 1]
     assert attempts[0]["job_id"] == attempts[1]["job_id"]  # a requeue, no second job

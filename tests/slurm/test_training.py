@@ -56,6 +56,10 @@ def test_a_signalled_job_saves_comes_back_and_ends_with_the_same_bits(hpcddp, cl
     assert 2 <= stopped["step"] < 24
     status = hpcddp.wait_for("r", "finished", timeout=600)
     assert (status["attempt"], status["job_id"], status["step"]) == (1, job_id, 24)
+    first, second = status["attempts"]
+    assert (first["end"], first["steps_lost"], second["end"]) == ("signalled", 0, "finished")
+    assert first["signal_to_exit_s"] > 0
+    assert second["restart_to_first_step_s"] > 0
     resumed = next(event for event in run_dir.read_events() if event["event"] == "resumed")
     assert resumed["step"] == stopped["step"]
     hpcddp.submit("uninterrupted", *words)
@@ -76,6 +80,21 @@ def test_a_preempted_job_loses_no_step(hpcddp, cluster):
     assert cluster.show(job_id)["Restarts"] == "1"
     reasons = [e["reason"] for e in hpcddp.run_dir("r").read_events() if e["event"] == "requeued"]
     assert reasons == ["preempted"]
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_fewer_and_with_more_nodes(hpcddp):
+    """What becomes of the losses then, tests/train/test_resume.py shows."""
+    hpcddp.submit("r", *TINY, "train.max_steps=2")
+    hpcddp.wait_for("r", "finished", timeout=300)
+    for nodes, steps in ((1, 4), (4, 6)):
+        words = [f"resources.nodes={nodes}", f"train.max_steps={steps}"]
+        assert hpcddp("resume", "r", *words).returncode == 0
+        hpcddp.wait_for("r", "finished", timeout=300)
+    started = hpcddp.events("r", "started")
+    sizes = [(e["world_size"], e["micro_batch"], e["accumulation_steps"]) for e in started]
+    assert sizes == [(2, 8, 1), (1, 8, 2), (4, 4, 1)]
+    assert sorted(losses(hpcddp.run_dir("r"))) == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.fixture

@@ -286,9 +286,31 @@ def test_an_input_output_error_costs_only_the_checkpoint_being_written(
     assert load_newest(tmp_path).step == 3
 
 
-def test_a_read_only_or_vanished_folder_is_said_so(tmp_path):
-    (tmp_path / "file").write_text("")
+@pytest.mark.parametrize("number", [errno.EDQUOT, errno.EROFS, errno.ESTALE])
+def test_a_quota_and_a_lost_server_cost_only_the_checkpoint_being_written(
+    tmp_path, monkeypatch, number
+):
+    save(tmp_path, 1, keep_last=1)
+
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_dir.ChecksummedFile, "write", refuse)
+        with pytest.raises(CheckpointError, match=rf"{os.strerror(number)}.*is untouched"):
+            save(tmp_path, 2, keep_last=1)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["step_000000001"]
+
+
+def test_a_read_only_file_system_is_said_so_and_what_is_there_can_be_loaded(small_disk):
+    save(small_disk, 1)
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    with pytest.raises(CheckpointError, match=r"Read-only.*step_000000001 is untouched"):
+        save(small_disk, 2)
+    assert load_newest(small_disk).step == 1
+
+
+def test_a_run_directory_that_has_gone_is_not_made_anew(tmp_path):
     with pytest.raises(CheckpointError, match=r"was not written.*no older one"):
-        save(tmp_path / "file" / "checkpoints", 1)
-    shutil.rmtree(tmp_path)
-    save(tmp_path / "checkpoints", 1)
+        save(tmp_path / "gone" / "checkpoints", 1)
+    assert not (tmp_path / "gone").exists()

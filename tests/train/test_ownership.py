@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import time
 
@@ -137,21 +138,53 @@ def test_a_replaced_copy_commits_nothing(run_dir, claim):
     folder = run_dir.checkpoints
     error = refusal(lambda: save_snapshot(folder, 5, {}, {}, Retention(2), fence=older.check))
     assert error.code == "superseded"
-    assert list(folder.iterdir()) == []
+    assert not folder.exists()
 
 
 def test_a_copy_frozen_between_its_last_look_and_the_rename_commits_nothing(run_dir, claim):
     older = claim(attempt=0)
     newer = Ownership(run_dir, ProcessLayout(requeue_target="7", launcher="slurm", attempt=1))
+    looks = []
 
     def freeze():
         older.check()
-        take_over(newer, run_dir)
+        looks.append(older)
+        if len(looks) == 2:
+            take_over(newer, run_dir)
 
     with pytest.raises(HpcddpError, match="No such file"):
         save_snapshot(run_dir.checkpoints, 5, {}, {}, Retention(2), fence=freeze)
     newer.release()
     assert list_checkpoints(run_dir.checkpoints) == []
+
+
+def test_a_replaced_copy_takes_nothing_away(run_dir, claim):
+    older = claim(attempt=0)
+    claim(attempt=1)
+    run_dir.checkpoints.mkdir()
+    partial = start_partial(run_dir.checkpoints, 5)
+    refusal(lambda: save_snapshot(run_dir.checkpoints, 6, {}, {}, Retention(2), fence=older.check))
+    assert partial.exists()
+
+
+@pytest.mark.parametrize("leaves_mount_point", [False, True])
+def test_where_the_file_system_has_gone_the_run_is_not_made_anew(tmp_path, leaves_mount_point):
+    run_dir = RunDir(tmp_path / "runs" / "r")
+    run_dir.path.mkdir(parents=True)
+    owner = Ownership(run_dir, ProcessLayout(), beat_s=0.02)
+    owner.claim()
+    (tmp_path / "runs").rename(tmp_path / "elsewhere")
+    if leaves_mount_point:
+        run_dir.path.mkdir(parents=True)
+    folder = run_dir.checkpoints
+    error = refusal(lambda: save_snapshot(folder, 5, {}, {}, Retention(2), fence=owner.check))
+    assert error.code == "checkpoint_not_written"
+    assert "owner.json is gone" in error.message
+    assert list(tmp_path.glob("runs/r/*")) == []
+    (tmp_path / "runs").exists() and shutil.rmtree(tmp_path / "runs")
+    (tmp_path / "elsewhere").rename(tmp_path / "runs")
+    save_snapshot(folder, 5, {}, {}, Retention(2), fence=owner.check)  # it has come back
+    owner.release()
 
 
 def test_taking_over_removes_what_others_have_begun(run_dir, claim):

@@ -124,6 +124,25 @@ def test_who_waits_in_vain_says_where_and_why():
     for part in ("Rank 1", "127.0.0.1", f"{taken} (no answer)", f"{port} (Connection refused)"):
         assert part in said
     assert "train.rendezvous_timeout_s" in said
+    assert f"{socket.gethostname()} sends to 127.0.0.1 from 127.0.0.1 on lo" in said
+
+
+def meet_only(layout, timeout_s):
+    """In a child: be there, and then do not connect."""
+    store = rendezvous.meet(layout, timeout_s)
+    time.sleep(2 * timeout_s)
+    return store is not None
+
+
+def test_who_has_met_and_cannot_connect_gives_up_at_the_same_deadline():
+    main, other = layouts(2)
+    first = start(reason_not_to_meet, [(main, 3.0)])
+    second = start(meet_only, [(other, 3.0)])
+    [(code, said)] = first.results()
+    assert code == "rendezvous"
+    assert "Rank 0 of 2 was not connected with all others within 3 s" in said
+    assert "HPCDDP_INTERFACE" in said
+    assert second.results() == [True]
 
 
 def test_the_main_process_names_who_is_missing():

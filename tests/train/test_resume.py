@@ -80,7 +80,6 @@ def test_going_on_with_other_world_sizes_keeps_the_curve_and_says_what_changed(t
     settings = (
         "train.model=squeezenet1_1",
         "train.model_options={dropout: 0.0}",
-        "train.micro_batch=3",  # so 2 passes, then 4, then 1
         "train.max_steps=6",
         "train.ema_decay=0.9",
         "data.augment=shift",
@@ -97,8 +96,12 @@ def test_going_on_with_other_world_sizes_keeps_the_curve_and_says_what_changed(t
     assert first["samples_seen"] == second["samples_seen"] == 72
     torch.testing.assert_close(first["ema"], second["ema"], rtol=1e-4, atol=1e-6)
     of_kind = {kind: [e for e in events_of(broken) if e["event"] == kind] for kind in KINDS}
-    sizes = [(e["world_size"], e["accumulation_steps"]) for e in of_kind["started"]]
-    assert sizes == [(2, 2), (1, 4), (4, 1)]
+    sizes = [
+        (e["world_size"], e["micro_batch"], e["accumulation_steps"]) for e in of_kind["started"]
+    ]
+    # One process has no more memory and sees no other batch than each of two had; of four it is
+    # too much for a step.
+    assert sizes == [(2, 6, 1), (1, 6, 2), (4, 3, 1)]
     assert [e["changed"]["world_size"] for e in of_kind["resumed"]] == [[2, 1], [1, 4]]
     for attempt, words in ((1, "world_size was 2 and is 1"), (2, "world_size was 1 and is 4")):
         text = (broken / f"attempt-{attempt}.log").read_text()
@@ -144,6 +147,13 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     [(code, message)] = train_on(1, tmp_path / "yours", small_config(), train_refused)
     assert code == "foreign_checkpoint"
     assert "run=mine there and yours here" in message
+
+
+def test_changed_settings_are_said(tmp_path):
+    train_on(1, tmp_path, small_config("train.max_steps=1"))
+    train_on(1, tmp_path, small_config("train.max_steps=2", "optim.lr=0.01", "data.augment=shift"))
+    [resumed] = [event for event in events_of(tmp_path) if event["event"] == "resumed"]
+    assert resumed["changed"] == {"optim.lr": [0.05, 0.01], "data.augment": ["none", "shift"]}
 
 
 def train_refused(config, layout, run_dir):

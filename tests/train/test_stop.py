@@ -19,21 +19,26 @@ from train_ranks import (
     train_here,
     train_on,
     train_signalled,
+    train_until,
 )
+
+from hpcddp.checkpoint_dir import NOT_WRITTEN, CheckpointError
 
 ENDLESS = ("train.max_steps=100000", "train.micro_batch=2")
 
 
-def signal_rank(rank, where, config, layout, run_dir, signum=signal.SIGTERM):
-    """In a child: train, and signal one rank when it is about to call `where` of the loop."""
+def signal_rank(rank, where, config, layout, run_dir, signum=signal.SIGTERM, module="loop"):
+    """In a child: train, and signal one rank when it is about to call `where` of the module."""
     is_it = layout.global_rank == rank
-    options = {"is_due": lambda *_: is_it, "signum": signum, "where": where}
+    options = {"is_due": lambda *_: is_it, "signum": signum, "where": where, "module": module}
     return train_signalled(config, layout, run_dir, **options)
 
 
 in_first_step = partial(signal_rank, 1, "train_step", signum=signal.SIGUSR2)
 before_meeting = partial(signal_rank, 0, "open_ranks")
-before_building = partial(signal_rank, 1, "build_session")
+before_data = partial(signal_rank, 1, "build_task", module="start")
+before_claiming = partial(signal_rank, 0, "take_over", module="start")
+before_building = partial(signal_rank, 1, "build_session", module="start")
 in_evaluation = partial(signal_rank, 1, "evaluate")
 
 
@@ -45,11 +50,56 @@ def test_one_signalled_rank_stops_all_after_that_very_step(tmp_path):
     assert signalled["step"] == saved["step"] == stopped["step"] == 1
 
 
-@pytest.mark.parametrize("moment", [before_meeting, before_building])
-def test_a_signal_before_the_first_step_ends_with_75_and_no_step(moment, tmp_path):
+@pytest.mark.parametrize("moment", [before_meeting, before_data, before_claiming])
+def test_a_signal_in_a_stage_of_the_start_ends_it_after_that_stage(moment, tmp_path):
     assert train_on(2, tmp_path, small_config(*ENDLESS), moment) == [75, 75]
+    assert kinds_of(tmp_path) == ["stopped"]
+    assert events_of(tmp_path)[-1].get("step") is None
+
+
+def test_a_signal_while_the_model_is_built_ends_with_75_and_no_step(tmp_path):
+    assert train_on(2, tmp_path, small_config(*ENDLESS), before_building) == [75, 75]
     assert kinds_of(tmp_path) == ["started", "signal", "stopped"]
     assert events_of(tmp_path)[-1]["step"] == 0
+
+
+def train_beside_a_library_that_takes_signals(config, layout, run_dir):
+    """In a child: stop by a signal in step 2, after the handlers were replaced at the meeting."""
+    from hpcddp.train import loop
+
+    original = loop.open_ranks
+
+    def meet_and_take(*arguments):
+        ranks = original(*arguments)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        return ranks
+
+    loop.open_ranks = meet_and_take
+    return train_until(2, config, layout, run_dir)
+
+
+def test_handlers_that_a_library_replaced_at_the_meeting_are_taken_back(tmp_path):
+    config = small_config("train.max_steps=3")
+    assert train_on(1, tmp_path, config, train_beside_a_library_that_takes_signals) == [75]
+
+
+def train_on_a_full_disk(config, layout, run_dir):
+    """In a child: stop by a signal in step 2, when nothing can be written."""
+    from hpcddp.train import saving
+
+    def full(*_, **__):
+        raise CheckpointError("No space left on device", NOT_WRITTEN)
+
+    saving._RETRY_AFTER_S, saving.save_snapshot = 0.0, full
+    return train_until(2, config, layout, run_dir)
+
+
+def test_a_stop_whose_state_cannot_be_saved_is_no_failure_and_says_so(tmp_path):
+    assert train_on(2, tmp_path, small_config(*ENDLESS), train_on_a_full_disk) == [75, 75]
+    assert kinds_of(tmp_path) == ["started", "signal", "checkpoint_failed", "stopped"]
+    failed, stopped = events_of(tmp_path)[-2:]
+    assert "No space left" in failed["error"]
+    assert (stopped["step"], stopped["saved"]) == (2, False)
 
 
 def test_an_evaluation_is_cut_short_and_made_up_for(tmp_path):

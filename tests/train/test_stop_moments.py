@@ -17,6 +17,7 @@ from test_stop import ENDLESS, wait_for
 from train_ranks import DEADLINE_S, before_call, events_of, kinds_of, layouts, small_config, start
 
 from hpcddp.checkpoint_dir import list_checkpoints
+from hpcddp.cluster.layout import process_environment
 from hpcddp.run_dir import RunDir
 from hpcddp.stop_flag import STOP_SIGNALS
 
@@ -167,22 +168,36 @@ def has_loaded_torch(process):
     return any("libtorch_cpu" in part.path for part in process.memory_maps())
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR2])
-def test_while_torch_is_imported(signum, tmp_path):
-    words = ["--name", "run", "train.max_steps=3", "train.model=resnet18"]
-    words += ["data.name=synthetic", "data.synthetic_samples=40", "train.device=cpu"]
+def waits_for_others(process):
+    """True once it listens for the processes that are to come."""
+    return any(each.status == psutil.CONN_LISTEN for each in process.net_connections())
+
+
+@pytest.mark.parametrize(
+    ("has_come", "signum"),
+    [
+        (has_loaded_torch, signal.SIGTERM),
+        (has_loaded_torch, signal.SIGUSR2),
+        (waits_for_others, signal.SIGUSR1),
+    ],
+)
+def test_before_the_processes_have_met_one_leaves_at_once(has_come, signum, tmp_path):
+    environ = {**os.environ, "HPCDDP_RUNS_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    words = ["--name", "run", "train.max_steps=3", "train.model=resnet18", "data.name=synthetic"]
     with subprocess.Popen(
         [sys.executable, "-m", "hpcddp", "run", "--cluster", "local", *words],
-        env={**os.environ, "HPCDDP_RUNS_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        env=process_environment(environ, nodes=2, processes_per_node=1, global_rank=0),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     ) as run:
         deadline = time.monotonic() + DEADLINE_S
-        while not has_loaded_torch(psutil.Process(run.pid)):
+        while not has_come(psutil.Process(run.pid)):
             assert time.monotonic() < deadline
             time.sleep(0.01)
         run.send_signal(signum)
         output, _ = run.communicate(timeout=DEADLINE_S)
     assert run.returncode == 75, output
-    assert stopped_step(tmp_path / "run") == 0
+    assert f"{signum.name} before training: nothing to save" in output
+    told = [kind for kind in kinds_of(tmp_path / "run") if kind != "network"]
+    assert told == ["submitted", "launched", "stop_reason"]

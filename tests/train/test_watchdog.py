@@ -6,10 +6,23 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
+from train_ranks import (
+    DEADLINE_S,
+    before_call,
+    events_of,
+    layouts,
+    small_config,
+    start,
+    train_here,
+)
 
 from hpcddp.config.layout import ProcessLayout
+from hpcddp.config.load import Layer, resolve
+from hpcddp.config.write import config_text
+from hpcddp.launch.requeue import finish_attempt
 from hpcddp.run_dir import RunDir
 from hpcddp.train.watchdog import Watchdog, find_suspects
 
@@ -35,6 +48,60 @@ def test_a_process_that_goes_on_or_has_ended_is_left_alone(tmp_path):
     watchdog.stop()
     time.sleep(0.6)
     assert not (tmp_path / "events.jsonl").exists()
+
+
+_HANGS_AND_CANNOT_SAY_SO = """
+import sys, time
+from hpcddp.config.layout import ProcessLayout
+from hpcddp.run_dir import RunDir
+from hpcddp.train import watchdog
+watchdog._MOST_WORDS_S = 0.5
+watchdog.write_atomically = lambda *_: time.sleep(600)
+watchdog.Watchdog(ProcessLayout(), RunDir(__import__("pathlib").Path(sys.argv[1])), 0.2).start()
+time.sleep(600)
+"""
+
+
+def test_a_file_system_that_hangs_does_not_keep_a_process_that_hangs(tmp_path):
+    words = [sys.executable, "-c", _HANGS_AND_CANNOT_SAY_SO, str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "no progress for" in done.stderr
+
+
+def start_and_hang(stage, config, layout, run_dir):
+    """In a child: train, and stay for ever where rank 0 comes to `stage` of the start."""
+    from hpcddp.train import start as stages
+
+    sys.stderr = (run_dir / f"stderr-{layout.global_rank}").open("w")
+    if layout.is_main:
+        before_call(stages, stage, lambda *_: time.sleep(600))
+    return train_here(config, layout, run_dir)
+
+
+@pytest.mark.parametrize("stage", ["take_over", "build_session"])
+def test_a_hang_in_the_start_is_noticed_and_every_rank_says_where_it_stands(stage, tmp_path):
+    config = small_config("train.hang_timeout_s=3")
+    calls = [(config, layout, tmp_path) for layout in layouts(2)]
+    started = start(partial(start_and_hang, stage), calls)
+    for process in started.processes:
+        process.join(DEADLINE_S)
+    assert started.processes[0].exitcode == 1  # the other may find it gone while it speaks
+    for global_rank in range(2):
+        assert "open_session" in (tmp_path / f"stderr-{global_rank}").read_text()
+    [hang] = [event for event in events_of(tmp_path) if event["event"] == "hang"]
+    assert hang["suspected_ranks"] in ([], [0])
+
+
+def test_a_hang_counts_as_a_failure(tmp_path, monkeypatch):
+    run_dir = RunDir(tmp_path)
+    values = {"train": {"max_steps": 1}, "requeue": {"max_failures": 1}}
+    run_dir.config.write_text(config_text(resolve([Layer("test", values)])))
+    for _ in range(2):
+        for kind in ("started", "hang", "failed"):
+            run_dir.append_event(kind, attempt=0, global_rank=0, exit_code=1, error="Hang")
+        finish_attempt(run_dir, 1, {})
+    assert [e["event"] for e in run_dir.read_events()][3::4] == ["requeued", "failed"]
 
 
 @pytest.fixture

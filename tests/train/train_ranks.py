@@ -3,6 +3,7 @@
 They come from a fork server that has torch loaded, so one more costs milliseconds.
 """
 
+import importlib
 import multiprocessing
 import os
 import signal
@@ -156,17 +157,18 @@ def before_call(module, name, act):
     setattr(module, name, wrapped)
 
 
-def train_signalled(config, layout, run_dir, *, is_due, signum=signal.SIGTERM, where="train_step"):
-    """In a child: train, and signal this very process before each call of `where` of the loop for
-    whose arguments `is_due` holds.
+def train_signalled(
+    config, layout, run_dir, *, is_due, signum=signal.SIGTERM, where="train_step", module="loop"
+):
+    """In a child: train, and signal this very process before each call of `where` of the module
+    for whose arguments `is_due` holds.
     """
-    from hpcddp.train import loop
 
     def act(*arguments):
         if is_due(*arguments):
             os.kill(os.getpid(), signum)
 
-    before_call(loop, where, act)
+    before_call(importlib.import_module(f"hpcddp.train.{module}"), where, act)
     return train_here(config, layout, run_dir)
 
 

@@ -54,7 +54,9 @@ def _attempt(number: int, own: Sequence[Record], following: Sequence[Record]) ->
         began_time=began,
         ended_time=ended.get("time") if ended and ended["event"] != "ended" else None,
         steps_lost=_steps_lost(following),
-        signal_to_exit_s=_seconds(_value("signal_time", own), _exit_time(own)),
+        signal_to_exit_s=_seconds(
+            _value("signal_time", own, _time_of("signal", own)), _exit_time(own)
+        ),
         restart_to_first_step_s=_seconds(began, _time_of("first_step", own)),
     )
 
@@ -75,6 +77,8 @@ def _end(own: Sequence[Record], ended: Record | None) -> str:
         return "out of memory"
     if ended["event"] == "failed" or "failure" in ended:
         return "failed"
+    if reason == StopReason.REQUEUED.value and any(e.get("preemptible") for e in own):
+        return StopReason.PREEMPTED.value  # Slurm does not say so, but what else
     if reason == StopReason.REQUEUED.value:
         early = _early_reason(own)
         vague = (_NOT_KNOWN, StopReason.UNKNOWN.value, StopReason.SIGNALLED.value)

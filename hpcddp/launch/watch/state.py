@@ -55,8 +55,12 @@ class Evidence:
 
     @property
     def turn(self) -> Record | None:
-        """The newest event that changes what the run is doing."""
-        return next((e for e in reversed(self.events) if e["event"] in _TURNS), None)
+        """The newest event that changes what the run is doing; not that of an older attempt, whose
+        copy a node has kept and let go on.
+        """
+        newest = max((e["attempt"] for e in self.events if e.get("attempt") is not None), default=0)
+        turns = (e for e in reversed(self.events) if e["event"] in _TURNS)
+        return next((e for e in turns if e.get("attempt", newest) >= newest), None)
 
     @property
     def phase(self) -> str:
@@ -138,6 +142,11 @@ def _why_it_waits(job: JobInfo) -> str:
         return (
             f"{job.reason}: it may never start, as {_TOO_MUCH[job.reason]}. Cancel it, ask for less"
         )
+    if job.reason == "BeginTime" and job.restarts:
+        return (
+            "BeginTime: Slurm holds it back after a requeue. To start it as soon as there is room: "
+            f"scontrol update jobid={job.job_id} StartTime=now"
+        )
     return job.reason or "Slurm has not considered it yet"
 
 
@@ -197,7 +206,7 @@ def _why_it_stops(seen: Evidence) -> str:
     if event["event"] == "signal":
         return f"received {event.get('signal', 'a signal')}"
     if event["event"] == "stopped":
-        return f"stopped at step {event.get('step', '?')}, state saved"
+        return stopped_words(event)
     return str(event.get("reason", ""))
 
 
@@ -210,6 +219,14 @@ def _failure(seen: Evidence, job: JobInfo | None) -> str:
     if seen.has_log:
         parts.append(f"see {failure_log(seen.run_dir, seen.events)}")
     return "; ".join(filter(None, parts))
+
+
+def stopped_words(event: Record) -> str:
+    """What a `stopped` event says."""
+    if event.get("step") is None:
+        return "stopped before the first step"
+    outcome = "state saved" if event.get("saved", True) else "its state could not be saved"
+    return f"stopped at step {event['step']}, {outcome}"
 
 
 def clock_text(unix_time: float) -> str:

@@ -6,7 +6,7 @@ from hpcddp.launch.history import Record
 from hpcddp.launch.phrases import count_text, table
 from hpcddp.launch.watch.attempts import Attempt
 from hpcddp.launch.watch.failure import batch_words, exit_words, is_rank_failure, rank_words
-from hpcddp.launch.watch.state import clock_text
+from hpcddp.launch.watch.state import clock_text, stopped_words
 from hpcddp.launch.watch.status import RunStatus
 
 
@@ -191,7 +191,7 @@ _EVENT_LINES: dict[str, Callable[[Record], str]] = {
     "checkpoint": _checkpoint,
     "checkpoint_failed": _checkpoint_failed,
     "signal": lambda event: f"received {event.get('signal')} at step {event.get('step')}",
-    "stopped": lambda event: f"stopped at step {event.get('step')}, state saved",
+    "stopped": stopped_words,
     "requeued": lambda event: f"requeued: {event.get('reason', '')}",
     "failed": _failed,
     "finished": lambda event: f"finished after attempt {event.get('attempt')}",

@@ -76,6 +76,17 @@ def test_slurms_own_requeue_after_a_known_signal_is_called_by_its_cause():
     assert attempts_of([told, requeued], "requeued")[0].end == "preempted"
 
 
+def test_slurms_own_requeue_where_jobs_are_preempted_is_taken_for_that():
+    own = [event("launched", 0, 1.0), event("requeued", 0, 9.0, reason="requeued by Slurm")]
+    own[1]["preemptible"] = True
+    assert attempts_of(own, "requeued")[0].end == "preempted"
+
+
+def test_a_stop_that_another_process_was_told_of_has_a_duration_too():
+    own = [event("signal", 0, 5.0, signal="SIGTERM"), event("requeued", 0, 9.0, exit_code=75)]
+    assert attempts_of(own, "requeued")[0].signal_to_exit_s == 4.0
+
+
 def test_the_table_has_a_line_for_each_attempt():
     lines = attempts_table(attempts_of([*PREEMPTED, *GOES_ON], "running"))
     assert len(lines) == 3

@@ -1,0 +1,95 @@
+"""From processes that have met to a session, in stages between which stop signals are looked at.
+
+Knows no step.
+"""
+
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from hpcddp.config.layout import EXIT_AGAIN, ProcessLayout
+from hpcddp.config.schema import RunConfig
+from hpcddp.errors import HpcddpError
+from hpcddp.leave import leave
+from hpcddp.run_dir import RunDir
+from hpcddp.train.fingerprint import fingerprint_of
+from hpcddp.train.ownership import Ownership, take_over
+from hpcddp.train.process_group import Ranks
+from hpcddp.train.replicas import devices_per_process
+from hpcddp.train.resume import Expected, find_checkpoint, is_finished
+from hpcddp.train.setup import Session, build_session
+from hpcddp.train.stop import StopVote
+from hpcddp.train.task import build_task, identity_of, settings_of, with_micro_batch
+from hpcddp.train.watchdog import Watchdog
+
+_log = logging.getLogger(__name__)
+
+
+class ToldToStop(Exception):
+    """All processes have agreed to stop before the first step; there is nothing to save."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """One start of a run, in a process that has met the others."""
+
+    config: RunConfig
+    layout: ProcessLayout
+    run_dir: RunDir
+    device: torch.device
+    ranks: Ranks
+    vote: StopVote
+    watchdog: Watchdog
+    owner: Ownership
+
+    def open_session(self) -> Session | None:
+        """Claim the run, open its data, read its newest checkpoint, build what a step needs.
+
+        None where the run is finished already. Raises ToldToStop, HpcddpError. Collective.
+        """
+        try:
+            return self._open_in_stages()
+        except (ToldToStop, HpcddpError):
+            raise
+        except Exception:
+            if not self.vote.is_told:
+                raise
+            _log.exception("Told to stop; another process has left before it could agree")
+            leave(EXIT_AGAIN)
+
+    def _open_in_stages(self) -> Session | None:
+        self._look_around()
+        task = build_task(self.config, self.layout)
+        self._look_around()
+        self.ranks.decide(lambda: take_over(self.owner, self.run_dir))
+        found = find_checkpoint(self.run_dir.checkpoints, self._expected(), self.ranks)
+        if self.ranks.decide(lambda: is_finished(found, task.total_steps, self.run_dir)):
+            _log.info("This run has finished; there is nothing to do")
+            return None
+        self._look_around()
+        return build_session(
+            with_micro_batch(task, found.point.micro_batch) if found.point else task,
+            self.device,
+            self.ranks,
+            self.vote,
+            found,
+            self.run_dir,
+            self.owner,
+            self.watchdog,
+        )
+
+    def _look_around(self) -> None:
+        """Between two stages. Collective."""
+        self.watchdog.beat()
+        if self.vote.ask():
+            raise ToldToStop
+
+    def _expected(self) -> Expected:
+        devices = devices_per_process(self.config, self.device)
+        return Expected(
+            identity_of(self.config, self.run_dir.name),
+            fingerprint_of(self.device, self.layout.world_size, devices),
+            settings_of(self.config),
+            self.config.checkpoint.strict_fingerprint,
+        )

@@ -1,0 +1,74 @@
+"""One run, one writer, on a real Slurm: a frozen node that thaws, and a second job."""
+
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from hpcddp_user import losses
+
+TINY = ("train.model=resnet18", "train.global_batch=8", "data.name=synthetic")
+TINY += (
+    "data.synthetic_samples=64",
+    "data.image_size=16",
+    "log.every_steps=1",
+    "checkpoint.every_steps=5",
+)
+TINY += ("train.eval_every_epochs=null", "train.max_epochs=null")
+
+
+def everything_on(cluster, node):
+    """The processes in a node's network: its daemon, the batch script, srun and the ranks."""
+    slurmd = (cluster.state_dir / f"slurmd-{node}.pid").read_text().strip()
+    network = os.readlink(f"/proc/{slurmd}/ns/net")
+    for pid in psutil.pids():
+        with suppress(OSError, psutil.Error):
+            if os.readlink(f"/proc/{pid}/ns/net") == network:
+                yield psutil.Process(pid)
+
+
+def send_all(processes, signum):
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(signum)
+
+
+@pytest.mark.slow  # Slurm has to give the node up first
+def test_a_copy_on_a_frozen_node_commits_nothing_after_it_has_thawed(hpcddp, cluster):
+    job_id = hpcddp.submit("r", *TINY, "train.max_steps=100000", nodes=1)
+    hpcddp.wait_for_event("r", "checkpoint", timeout=200)
+    node = cluster.show(job_id)["BatchHost"]
+    frozen = [*everything_on(cluster, node)]
+    old = Path(f"/proc/{hpcddp.pid_of_rank(job_id, 0)}")
+    send_all(frozen, signal.SIGSTOP)
+    try:
+        hpcddp.wait_for_event("r", "first_step", 2, timeout=300)
+        assert cluster.show(job_id)["BatchHost"] != node
+        told = len(hpcddp.events("r"))
+    finally:
+        send_all(frozen, signal.SIGCONT)
+    cluster.wait_until(lambda: f"{old} is alive" if old.exists() else "", 120)
+    saved = len(hpcddp.events("r", "checkpoint"))
+    hpcddp.wait_for_event("r", "checkpoint", saved + 2, timeout=200)
+    late = hpcddp.events("r")[told:]
+    assert {e["attempt"] for e in late if e["event"] in ("checkpoint", "stopped")} == {1}
+    status = hpcddp.status("r")
+    assert (status["state"], status["attempt"]) == ("running", 1)
+    steps = losses(hpcddp.run_dir("r"))
+    assert sorted(steps) == list(range(1, max(steps) + 1))
+
+
+def test_the_script_of_a_running_job_sent_again_is_refused_and_harms_nothing(hpcddp, cluster):
+    job_id = hpcddp.submit("r", *TINY, "train.max_steps=100000", nodes=1)
+    hpcddp.wait_for_event("r", "checkpoint", timeout=200)
+    second = cluster.sbatch(hpcddp.run_dir("r").script)
+    assert cluster.wait(second, {"FAILED"}, timeout=120) == "FAILED"
+    assert cluster.show(second)["Restarts"] == "0"
+    assert f"is being trained by job {job_id}" in hpcddp("logs", "r", "--attempt", "1").stdout
+    assert not hpcddp.events("r", "failed")
+    status = hpcddp.status("r")
+    assert (status["state"], status["job_id"], status["attempt"]) == ("running", job_id, 0)
+    assert hpcddp("cancel", "r").returncode == 0
+    assert cluster.wait(job_id, "CANCELLED", timeout=120) == "CANCELLED"
