@@ -173,3 +173,11 @@ def test_print_is_for_the_command_line_and_programs_started_by_scripts():
             continue
         calls = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.Call)]
         assert not [call for call in calls if getattr(call.func, "id", "") == "print"], path
+
+
+@pytest.mark.parametrize("name", ["loop", "forward", "feed", "step_timer", "evaluate", "saving"])
+def test_a_step_does_not_ask_which_mode_it_is(name):
+    """Replicas answer the same calls in every mode; whoever asks for it has begun a second loop."""
+    nodes = [*ast.walk(parsed(PACKAGE / "train" / f"{name}.py"))]
+    words = {node.value for node in nodes if isinstance(node, ast.Constant)}
+    assert not words & {"single", "dp", "ddp"}

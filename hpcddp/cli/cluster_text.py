@@ -71,11 +71,18 @@ def explanation_lines(answer: Explanation) -> list[str]:
         "; ".join([f"{head}: {size}", *more]),
         *_section("sbatch", _rows(answer.sbatch)),
         *_section("srun", _rows(answer.srun)),
+        *_section("launch", _rows(answer.launch)),
         *_section("environment", _rows(answer.env)),
         *_section("also run", _rows(answer.setup, joined=False)),
         *_section("preemption", [answer.preemption]),
+        *_section("documents", _table(list(_document_rows(answer)))),
         *_section("warnings", answer.warnings),
     ]
+
+
+def _document_rows(answer: Explanation) -> Iterator[tuple[str, str]]:
+    for name, texts in answer.documents.items():
+        yield from ((f"[{name}]", text) for text in texts)
 
 
 def drift_lines(name: str, findings: Sequence[Finding]) -> list[str]:

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcddp.cluster.interfaces import Host, Interface
-from hpcddp.cluster.live import LiveCluster, LivePartition
+from hpcddp.cluster.live import LiveCluster, LivePartition, LiveQos
 from hpcddp.cluster.network import (
-    DEFAULT_RULE,
     GLOO,
     NCCL,
     fitting_interfaces,
     gloo_missing,
+    has_fallback,
     nccl_fits,
 )
 from hpcddp.cluster.option_values import parse_time_limit
@@ -43,7 +43,7 @@ def compare(values: Mapping[str, Any], live: LiveCluster) -> tuple[Finding, ...]
 
 
 def compare_node(profile: ClusterProfile, facts: Mapping[str, Any]) -> tuple[Finding, ...]:
-    """Findings about one node: the interfaces that the profile names, architecture, GPUs."""
+    """Findings about one node: the interfaces that the profile names, and the architecture."""
     if not facts:
         return (Finding("untested", "node", "-", "no node was free to look at"),)
     return tuple(_of_node(profile, facts))
@@ -57,7 +57,7 @@ def _of_node(profile: ClusterProfile, facts: Mapping[str, Any]) -> Iterator[Find
             value = profile.env[name].value
             same = fits(value, usable)
             yield _finding(same, f"node {facts['host']}: {name}", value, _text(usable))
-    if profile.interface and profile.interface.value != DEFAULT_RULE:
+    if profile.interface and not has_fallback(profile.interface.value):
         rule = profile.interface.value
         same = bool(fitting_interfaces(rule, _host(facts)))
         yield _finding(same, f"node {facts['host']}: interface", rule, _text(usable))
@@ -102,27 +102,61 @@ def _of_queue(name: str, facts: Mapping[str, Any], live: LiveCluster) -> Iterato
             continue
         state = "there" if found.is_up else "not up"
         yield Finding("ok" if found.is_up else "drift", f"{where}: partition", partition, state)
-        yield from _limits(where, facts["limits"], found)
+        qos = (live.qos or {}).get(asked.get("qos") or "")
+        yield from _longest_time(where, facts["limits"], found, qos)
+        yield from _numbers_of_nodes(where, facts["limits"], found)
         yield from _nodes(where, facts, found)
-        yield from _preemption(where, facts["preempt"], found)
+        yield from _preemption(where, facts["preempt"], _taken_away(live, found, asked.get("qos")))
 
 
-def _limits(where: str, limits: Mapping[str, Any], found: LivePartition) -> Iterator[Finding]:
-    mine, theirs = limits.get("time_max"), found.time_max
-    if mine:
-        same = theirs is not None and _minutes(mine) == _minutes(theirs)
-        yield _finding(same, f"{where}: longest time", mine, theirs or "no limit")
-    if limits.get("nodes_max"):
-        mine, theirs = limits["nodes_max"], found.nodes_max
-        same = theirs is None or mine <= theirs
-        yield _finding(same, f"{where}: most nodes", str(mine), str(theirs or "no limit"))
+def _longest_time(
+    where: str, limits: Mapping[str, Any], found: LivePartition, qos: LiveQos | None
+) -> Iterator[Finding]:
+    """The limit of the partition and that of the QOS; the stricter counts unless the QOS's wins."""
+    told = [limits["time_max"]] if limits.get("time_max") else []
+    told = told or sorted(limits.get("time_by_nodes", {}).values(), key=_minutes)[-1:]
+    if not told:
+        return
+    theirs = [found.time_max, qos.time_max if qos else None]
+    if qos and qos.time_max and qos.overrides_time:
+        theirs = [qos.time_max]
+    known = [limit for limit in theirs if limit and _minutes(limit)]
+    least = min(known, key=_minutes, default="no limit")
+    same = bool(known) and _minutes(told[0]) == _minutes(least)
+    yield _finding(same, f"{where}: longest time", told[0], least)
 
 
-def _minutes(text: str) -> int | None:
+def _numbers_of_nodes(
+    where: str, limits: Mapping[str, Any], found: LivePartition
+) -> Iterator[Finding]:
+    """A site may ask for less of each job than the partition allows, but not for more."""
+    most, least = limits.get("nodes_max"), limits.get("nodes_min")
+    if most:
+        same = found.nodes_max is None or most <= found.nodes_max
+        yield _finding(same, f"{where}: most nodes", str(most), str(found.nodes_max or "no limit"))
+    if least:
+        same = (found.nodes_min or 0) <= least
+        yield _finding(same, f"{where}: least nodes", str(least), str(found.nodes_min or 1))
+
+
+def _taken_away(live: LiveCluster, found: LivePartition, qos: str | None) -> tuple[str, int] | None:
+    """How Slurm takes nodes away from such jobs, and with which notice; None if unknown."""
+    if live.config.get("PreemptType") != "preempt/qos":
+        return found.preempt_mode or "OFF", found.grace_s
+    own = (live.qos or {}).get(qos or "")
+    if own is None:
+        return None
+    taken = any(qos in other.preempts for other in (live.qos or {}).values())
+    mode = own.preempt_mode if own.preempt_mode not in ("", "CLUSTER") else ""
+    return (mode or live.config.get("PreemptMode", "?") if taken else "OFF"), own.grace_s
+
+
+def _minutes(text: str) -> int:
+    """The time in minutes; 0 for what is no limit."""
     try:
         return parse_time_limit(text)
     except HpcddpError:
-        return None
+        return 0
 
 
 def _nodes(where: str, facts: Mapping[str, Any], found: LivePartition) -> Iterator[Finding]:
@@ -148,16 +182,21 @@ def _nodes(where: str, facts: Mapping[str, Any], found: LivePartition) -> Iterat
         yield _finding(same, f"{where}: feature", feature, _text(seen["features"]))
 
 
-def _preemption(where: str, preempt: Mapping[str, Any], found: LivePartition) -> Iterator[Finding]:
+def _preemption(
+    where: str, preempt: Mapping[str, Any], taken: tuple[str, int] | None
+) -> Iterator[Finding]:
     if not preempt:
         return
-    mode = found.preempt_mode or "OFF"
     possible = preempt.get("possible", False)
     told = "possible" if possible else "none"
+    if taken is None:
+        yield Finding("untested", f"{where}: preemption", told, "it goes by QOS, and none is known")
+        return
+    mode, grace_s = taken
     yield _finding(possible == (mode != "OFF"), f"{where}: preemption", told, f"PreemptMode={mode}")
     if possible and preempt.get("grace_s") is not None:
-        same = preempt["grace_s"] == found.grace_s
-        texts = (f"{preempt['grace_s']} s", f"GraceTime={found.grace_s}")
+        same = preempt["grace_s"] == grace_s
+        texts = (f"{preempt['grace_s']} s", f"GraceTime={grace_s}")
         yield _finding(same, f"{where}: notice", *texts)
 
 

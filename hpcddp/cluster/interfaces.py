@@ -5,6 +5,7 @@
 
 import fnmatch
 import ipaddress
+import os
 import re
 import socket
 import sys
@@ -71,11 +72,14 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What one host knows of its network."""
+    """What one host knows of its network. `nccl_conf` are the variables that NCCL finds in files
+    of its own here; one in the environment would win over them.
+    """
 
     name: str
     interfaces: tuple[Interface, ...]
     routes: tuple[Route, ...] = ()
+    nccl_conf: frozenset[str] = frozenset()
 
     @property
     def usable(self) -> tuple[Interface, ...]:
@@ -140,7 +144,16 @@ def read_host(sys_root: Path = Path("/sys"), proc_root: Path = Path("/proc")) ->
                 speed_mbit_per_s=_speed(state.speed) if state else None,
             )
         )
-    return Host(socket.gethostname(), tuple(interfaces), tuple(read_routes(proc_root / "net")))
+    routes = tuple(read_routes(proc_root / "net"))
+    return Host(socket.gethostname(), tuple(interfaces), routes, read_nccl_conf())
+
+
+def read_nccl_conf(etc: Path = Path("/etc")) -> frozenset[str]:
+    """The variables that the site's and the user's nccl.conf set, where there is one."""
+    own = os.path.expanduser(os.environ.get("NCCL_CONF_FILE") or "~/.nccl.conf")
+    lines = [line for path in (Path(own), etc / "nccl.conf") for line in _lines(path)]
+    names = (line.partition("=")[0].strip() for line in lines if "=" in line)
+    return frozenset(name for name in names if name.startswith("NCCL_"))
 
 
 def _speed(mbit_per_s: int) -> int | None:

@@ -129,10 +129,14 @@ HARMFUL: tuple[tuple[str, frozenset[str] | None, str], ...] = (
     ("NCCL_SHM_DISABLE", frozenset({"1"}), "processes of one node talk over the network; unset it"),
     ("NCCL_DEBUG", frozenset({"INFO", "TRACE"}), "every process writes thousands of lines; unset "
      "it or use WARN"),
+    ("NCCL_DEBUG_SUBSYS", None, "what it adds to NCCL_DEBUG=INFO are thousands of lines; unset it"),
+    ("NCCL_IB_GID_INDEX", None, "an entry of the adapters' table for RoCE, which differs from site "
+     "to site, and InfiniBand needs none; unset it unless your site names this one"),
     ("NCCL_TOPO_DUMP_FILE", None, _SLOW),
     ("NCCL_CHECK_POINTERS", frozenset({"1"}), _SLOW),
     ("CUDA_LAUNCH_BLOCKING", frozenset({"1"}), _SLOW),
     ("TORCH_DISTRIBUTED_DEBUG", frozenset({"INFO", "DETAIL"}), _SLOW),
+    ("TORCH_CPP_LOG_LEVEL", frozenset({"INFO", "0"}), _SLOW),
     ("TORCH_NCCL_BLOCKING_WAIT", frozenset({"1"}), _SLOW),
     ("TORCH_NCCL_DESYNC_DEBUG", frozenset({"1"}), _SLOW),
     ("TORCH_NCCL_NAN_CHECK", frozenset({"1"}), _SLOW),

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from hpcddp.cluster.scrub import query_environment
 
 _TIMEOUT_S = 30
+_QOS_FORMAT = "format=name,maxwall,flags,preempt,preemptmode,gracetime"
 _FIELD = re.compile(r"(\S+?)=(.*?)(?=\s+[A-Z][\w:/]*=|\s*$)")
 _GPU = re.compile(r"gpu(?::(?P<type>[A-Za-z_][\w.-]*))?(?::(?P<count>\d+))?(?:\([^)]*\))?")
 
@@ -47,14 +48,27 @@ class LivePartition:
 
 
 @dataclass(frozen=True, slots=True)
+class LiveQos:
+    """One QOS. `overrides_time`: its longest time counts instead of the partition's. `preempts`
+    names those whose jobs it may take nodes from; `preempt_mode` is how that is done to its own.
+    """
+
+    time_max: str | None = None
+    overrides_time: bool = False
+    preempts: tuple[str, ...] = ()
+    preempt_mode: str = ""
+    grace_s: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class LiveCluster:
-    """The cluster now. `qos` maps names to their longest time; None: Slurm keeps no accounts."""
+    """The cluster now. `qos` is None where Slurm keeps no accounts."""
 
     name: str
     version: str
     partitions: Mapping[str, LivePartition]
     config: Mapping[str, str]
-    qos: Mapping[str, str] | None
+    qos: Mapping[str, LiveQos] | None
 
 
 def ask_slurm(words: Sequence[str], timeout_s: float = _TIMEOUT_S) -> str:
@@ -83,9 +97,7 @@ def read_live(ask: Ask = ask_slurm) -> LiveCluster | None:
         version=config.get("SLURM_VERSION", ""),
         partitions=found,
         config=config,
-        qos=_qos(
-            ask(["sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=name,maxwall"])
-        ),
+        qos=_qos(ask(["sacctmgr", "--noheader", "--parsable2", "show", "qos", _QOS_FORMAT])),
     )
 
 
@@ -137,9 +149,25 @@ def _partition(fields: Mapping[str, str], nodes: Mapping[str, list[LiveNodes]]) 
     )
 
 
-def _qos(text: str) -> dict[str, str] | None:
-    rows = [line.split("|") for line in text.splitlines() if "|" in line]
-    return {row[0]: row[1] for row in rows} if rows else None
+def _qos(text: str) -> dict[str, LiveQos] | None:
+    rows = [(line.split("|") + [""] * 6)[:6] for line in text.splitlines() if "|" in line]
+    found = {
+        name: LiveQos(
+            time_max=wall or None,
+            overrides_time="PartitionTimeLimit" in flags.split(","),
+            preempts=tuple(other for other in preempts.split(",") if other),
+            preempt_mode=mode.upper(),
+            grace_s=_duration_s(grace),
+        )
+        for name, wall, flags, preempts, mode, grace in rows
+    }
+    return found or None
+
+
+def _duration_s(text: str) -> int:
+    """Seconds of `HH:MM:SS`, as sacctmgr prints a grace time; 0 where there is none."""
+    parts = [_number(part) or 0 for part in text.split(":")]
+    return sum(part * 60**place for place, part in enumerate(reversed(parts)))
 
 
 def _number(text: str) -> int | None:

@@ -78,7 +78,10 @@ def _for_nccl(
     """The same interfaces; but where nobody has said any, NCCL's own choice prefers InfiniBand."""
     is_slow = all(interface.kind != "infiniband" for interface in found)
     has_fast = any(interface.kind == "infiniband" for interface in host.usable)
-    if is_slow and has_fast and not environ.get(INTERFACE_VARIABLE, "").strip():
+    has_rule = bool(environ.get(INTERFACE_VARIABLE, "").strip())
+    if NCCL in host.nccl_conf and not has_rule:
+        return "", f"an nccl.conf on {host.name} sets it"
+    if is_slow and has_fast and not has_rule:
         return "", "NCCL prefers the InfiniBand interfaces by itself"
     names = ",".join(interface.name for interface in found)
     return (f"={names}" if names else ""), why  # = is exact, where ib1 is also ib10
@@ -87,7 +90,9 @@ def _for_nccl(
 def _within(
     host: Host, layout: ProcessLayout, environ: Mapping[str, str], *, uses_gloo: bool
 ) -> Network:
-    """One node: no name is looked up, so that it works offline, and NCCL needs no advice."""
+    """One node: no name is looked up, so that it works offline, and NCCL needs no advice. Only here
+    loopback is used.
+    """
     slurm_named_it = layout.launcher == "slurm" and not first_set(environ, ADDRESS_VARIABLE)
     master_addr = _LOOPBACK if slurm_named_it else layout.master_addr
     if GLOO in environ:
@@ -96,7 +101,10 @@ def _within(
         return Network(master_addr, {}, tuple(lines))
     # By itself Gloo would ask a name server for this host's own name.
     loopback = host.owner_of(_LOOPBACK)
-    return Network(master_addr, {GLOO: loopback.name} if loopback else {})
+    if loopback is None:
+        return Network(master_addr)
+    line = f"{GLOO}={loopback.name}: all processes are on this host"
+    return Network(master_addr, {GLOO: loopback.name}, (line,))
 
 
 def _reasons(
@@ -122,32 +130,38 @@ def _check(name: str, value: str, layout: ProcessLayout, host: Host, uses_gloo: 
     if name == GLOO:
         return _check_gloo(value, host, uses_gloo)
     if name == NCCL and layout.device_index is not None:  # nobody reads it on a CPU
-        _check_nccl(value, host)
+        return _check_nccl(value, host)
     return ""
 
 
 def choose_interfaces(rule: str, host: Host, master: Master) -> tuple[tuple[Interface, ...], str]:
     """The interfaces that fit the rule, and why; without a rule the one that leads to the others.
 
-    A rule is `default-route`, or a list of names, patterns (`ib*`) and `infiniband`, of which the
-    first that fits counts; `^` in front means all but these, `all:` takes all that fit. Raises
-    HpcddpError where a rule fits nothing.
+    A rule is a list of names, patterns (`ib*`) and `infiniband`, of which the first that fits
+    counts; `^` in front means all but these, `all:` takes all that fit. Where nothing of it fits,
+    `default-route` in the list means what there is without a rule. Raises HpcddpError where a rule
+    fits nothing.
     """
     rule = rule.strip()
     if not rule:
         found, why = master.leads_over(host)
         return ((found,) if found else ()), why
-    body = rule.removeprefix(_ALL)
-    if body == DEFAULT_RULE:
-        found, why = master.leads_over(host)
-        if found is None:
-            raise _nothing_fits(rule, host, why)
-        return (found,), f"{INTERFACE_VARIABLE}={rule}, and {why}"
+    body, why = rule.removeprefix(_ALL), f"{INTERFACE_VARIABLE}={rule}"
     fitting = fitting_interfaces(rule, host)
-    if not fitting:
+    if fitting:
+        return (fitting if rule != body else (_first(body, fitting, host, master),)), why
+    if not has_fallback(rule):
         raise _nothing_fits(rule, host)
-    chosen = fitting if rule != body else (_first(body, fitting, host, master),)
-    return chosen, f"{INTERFACE_VARIABLE}={rule}"
+    found, way = master.leads_over(host)
+    if found is None:
+        raise _nothing_fits(rule, host, way)
+    nothing = "" if body == DEFAULT_RULE else ": nothing else of that is up with an address"
+    return (found,), f"{why}{nothing}, and {way}"
+
+
+def has_fallback(rule: str) -> bool:
+    """True for a rule that means the way to the others where nothing else of it fits."""
+    return DEFAULT_RULE in (item.strip() for item in rule.removeprefix(_ALL).split(","))
 
 
 def fitting_interfaces(rule: str, host: Host) -> tuple[Interface, ...]:
@@ -233,10 +247,18 @@ def gloo_missing(value: str, names: Sequence[str]) -> list[str]:
     return [name for name in value.split(",") if name and name not in names]
 
 
-def _check_nccl(value: str, host: Host) -> None:
-    """Refuse what fits no interface."""
-    if value and not nccl_fits(value, [interface.name for interface in host.interfaces]):
+def _check_nccl(value: str, host: Host) -> str:
+    """Refuse what fits no interface; what else is meant than one would think."""
+    meant = [each for each in host.interfaces if nccl_fits(value, [each.name])]
+    if value and not meant:
         raise _exported_nothing(NCCL, value, "no such interface", host)
+    never = [each.name for each in meant if each.is_never_used and each.is_up]
+    if never:
+        return f", although it also means {', '.join(never)}, which leads to no other node"
+    longer = [each.name for each in meant if each.name not in value.split(",") and each.has_address]
+    if longer and host.named(value):
+        return f", which also means {', '.join(longer)}; ={value} is that one alone"
+    return ""
 
 
 def _exported_nothing(name: str, value: str, what: str, host: Host) -> HpcddpError:

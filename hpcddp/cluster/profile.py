@@ -23,7 +23,7 @@ from hpcddp.errors import ConfigError
 
 CLUSTER_VARIABLE = "HPCDDP_CLUSTER"
 _APART = ("nodes", "queues", "variants")
-_ON_THE_NODE = ("interface", "hca", "master_as")
+_ON_THE_NODE = ("host_suffix", "interface", "hca", "master_as")
 _ROUTES = ("partition", "qos", "constraint", "reservation")
 # Libraries that would otherwise wait for minutes for an answer from outside.
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"}
@@ -33,7 +33,8 @@ _OFFLINE = {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"}
 class ClusterProfile(ProfileFile):
     """A profile settled for what is asked for: `queue` and `variants_on` are part of the fields.
 
-    `origins` says for every value (`("env", "NCCL_NET")`) which file and block it is from.
+    `origins` says for every value (`("env", "NCCL_NET")`) which file and block it is from, and
+    `documents` for every file where its facts are from.
     """
 
     name: str
@@ -41,6 +42,7 @@ class ClusterProfile(ProfileFile):
     variants_on: tuple[str, ...] = ()
     origins: Mapping[Path_, str] = field(default_factory=dict)
     files: tuple[Path, ...] = ()
+    documents: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def has_gpus(self) -> bool:
@@ -140,6 +142,7 @@ def settle(merged: Merged, asked: Resources, environ: Mapping[str, str]) -> Clus
         variants_on=on,
         origins=settled.origins,
         files=merged.files,
+        documents=merged.sources,
     )
 
 
@@ -210,18 +213,25 @@ def _holds(
     gpus = asked.gpus_per_node or _default(settled, "gpus_per_node")
     in_node = settled.get("node", {}).get("gpus")
     whole = bool(in_node) and gpus in (None, in_node)
+    contained = bool(asked.container or _default(settled, "container"))
     least, plus, _ = when.nodes.partition("+")
     return (
         (not when.nodes or (asked.nodes >= int(least) if plus else asked.nodes == int(least)))
         and when.whole_node in (None, whole)
+        and when.container in (None, contained)
         and (not when.file or os.path.exists(when.file))
         and (not when.env or when.env in environ)
     )
 
 
 def _derive(settled: Merged, asked: Resources) -> None:
-    """What follows from other values: all GPUs of a node, the account, working offline."""
+    """What follows from other values: all GPUs of a node, the account, working offline; and the
+    way of launching that was asked for.
+    """
     values = settled.values
+    launch = asked.launch or _default(values, "launch")
+    if launch and launch != values.get("launch", "srun"):
+        settled.put(_launched_by(launch, values), lambda _: "resources.launch")
     if values.get("node", {}).get("gpus") and _default(values, "gpus_per_node") is None:
         gpus = {"gpus_per_node": values["node"]["gpus"]}
         settled.put({"defaults": {"resources": gpus}}, lambda _: "all of a node (node.gpus)")
@@ -236,6 +246,17 @@ def _derive(settled: Merged, asked: Resources) -> None:
         known = values.get("env", {})
         new = {name: setting for name, setting in offline.items() if name not in known}
         settled.put({"env": new}, lambda _: f"{settled.origins[('internet',)]}: internet none")
+
+
+def _launched_by(launch: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """What changes where the other way of starting processes was asked for."""
+    if values.get("launcher") == "local":
+        raise ConfigError(
+            f"resources.launch={launch}, but on this machine processes start without srun and "
+            "torchrun. Leave it out, or use `torchrun -m hpcddp run`."
+        )
+    # A program of the site's starts one task per node, for torchrun.
+    return {"launch": launch, "launch_program": None, "node_rank_variable": None}
 
 
 def _filled(value: Any, asked: Resources, values: Mapping[str, Any]) -> Any:  # noqa: ANN401

@@ -26,6 +26,7 @@ _OWN = (
 )  # fmt: skip
 _BLOCKS = ("nodes", "queues", "variants")
 _SETTINGS = ("env", "caches")
+_ADDS = "+"
 _ONLY_IN = {"node_type": "queues", "when": "variants"}
 # Filled in by a shell between double quotes: nothing that could start a command or end the quotes.
 EXPANDED = re.compile(r"[\w./:=,@%+^~ -]*(\$(\{\w+\}|\w+)[\w./:=,@%+^~ -]*)*")
@@ -33,21 +34,31 @@ EXPANDED = re.compile(r"[\w./:=,@%+^~ -]*(\$(\{\w+\}|\w+)[\w./:=,@%+^~ -]*)*")
 
 @dataclass(slots=True)
 class Merged:
-    """Values of a profile and of what it extends; `origins` names the file of every leaf."""
+    """Values of a profile and of what it extends; `origins` names the file of every leaf, `sources`
+    the documents of every file.
+    """
 
     name: str
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[Path_, str] = field(default_factory=dict)
     files: tuple[Path, ...] = ()
+    sources: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def put(self, top: Mapping[str, Any], origin_of: Callable[[Path_], str]) -> None:
-        """Lay `top` over the values: mappings merge, all else replaces, null removes."""
+        """Lay `top` over the values: mappings merge, all else replaces, null removes, and `+key`
+        adds to a list.
+        """
         for path, value in leaves(top):
+            origin = origin_of(path)
+            # Inside a block null and + wait for what they are laid over once the block holds.
+            waits = path[0] in _BLOCKS and len(path) > 2
+            if path[-1].startswith(_ADDS) and not waits:
+                path = (*path[:-1], path[-1].removeprefix(_ADDS))
+                value = [*_parent(self.values, path).get(path[-1], ()), *value]
             self._remove(path)
-            # Inside a block null waits, to remove what it is laid over once the block holds.
-            if value is not None or (path[0] in _BLOCKS and len(path) > 2):
+            if value is not None or waits:
                 _parent(self.values, path)[path[-1]] = value
-                self.origins[path] = origin_of(path)
+                self.origins[path] = origin
 
     def _remove(self, path: Path_) -> None:
         _parent(self.values, path).pop(path[-1], None)
@@ -110,6 +121,7 @@ def _with_parents(name: str, environ: Mapping[str, str], below: tuple[str, ...])
         inherited = {key: value for key, value in above.values.items() if key not in _OWN}
         merged.put(inherited, lambda key, above=above: above.origins[key])
         merged.files += above.files
+        merged.sources |= above.sources
     _add(merged, path)
     return merged
 
@@ -119,10 +131,13 @@ def _add(merged: Merged, path: Path) -> None:
     check_file(path, values)
     merged.put(values, lambda _: path.stem)
     merged.files += (path,)
+    merged.sources[path.stem] = tuple(values.get("sources") or ())
 
 
 def check_file(path: Path, values: Mapping[str, Any]) -> ProfileFile:
-    """What one file says, checked; keys that it removes (null) are left out."""
+    """What one file says, checked; keys that it removes (null) are left out, and what it adds to a
+    list (`+key`) counts as the list.
+    """
     for where, kind, block in _blocks(str(path), values):
         for key, only in _ONLY_IN.items():
             if key in block and kind != only:
@@ -131,7 +146,7 @@ def check_file(path: Path, values: Mapping[str, Any]) -> ProfileFile:
             for name, setting in (block.get(section) or {}).items():
                 if setting is not None:
                     _check_setting(f"{where}: {section}.{name}", name, setting)
-    given = build(ProfileFile, _without_nulls(values), str(path))
+    given = build(ProfileFile, _as_given(values), str(path))
     _check_numbers(path, given)
     for number, sign in enumerate(given.detect):
         if sum(map(bool, (sign.env, sign.file, sign.host))) != 1:
@@ -201,7 +216,9 @@ def _check_setting(where: str, name: str, setting: Any) -> None:  # noqa: ANN401
         )
 
 
-def _without_nulls(value: Any) -> Any:  # noqa: ANN401
+def _as_given(value: Any) -> Any:  # noqa: ANN401
+    """`value` as if there were nothing to remove or to add to."""
     if not isinstance(value, Mapping):
         return value
-    return {key: _without_nulls(part) for key, part in value.items() if part is not None}
+    given = {key: _as_given(part) for key, part in value.items() if part is not None}
+    return {str(key).removeprefix(_ADDS): part for key, part in given.items()}

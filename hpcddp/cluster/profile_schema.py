@@ -29,10 +29,15 @@ class EnvSetting:
 
 @dataclass(frozen=True, slots=True)
 class OptionSetting:
-    """One option of sbatch or srun; True is a bare flag. `why` is its reason."""
+    """One option of sbatch or srun; True is a bare flag. `why` is its reason.
+
+    `one_gpu` of an srun option: only for tasks with one GPU each. It would keep one process or one
+    torchrun that has all of a node to the share of the first.
+    """
 
     value: str | int | bool
     why: str
+    one_gpu: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +84,8 @@ class Preemption:
 class Container:
     """How processes get into a container, once `resources.container` names an image.
 
-    `wrap`: words in front of the command ({image} is the image), for a runtime without a name of
-    its own here. `python` is the interpreter inside.
+    `wrap`: words in front of the command ({image} is the image, {mounts} a list of folders), for
+    a runtime without a name of its own here. `python` is the interpreter inside.
     """
 
     runtime: Literal["none", "apptainer", "pyxis", "shifter", "environment", "wrap"] = "none"
@@ -105,6 +110,7 @@ class When:
 
     nodes: str = ""
     whole_node: bool | None = None
+    container: bool | None = None
     file: str = ""
     env: str = ""
 
@@ -141,7 +147,7 @@ class Block:
     srun: Mapping[str, OptionSetting] = field(default_factory=dict)
     forbidden: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, EnvSetting] = field(default_factory=dict)
-    host_suffix: str = ""
+    host_suffix: EnvSetting | None = None
     interface: EnvSetting | None = None
     hca: EnvSetting | None = None
     master_as: EnvSetting | None = None  # name or address

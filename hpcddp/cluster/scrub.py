@@ -26,7 +26,7 @@ _NAMES = frozenset({
     "MASTER_PORT", "SUBMITIT_EXECUTOR", "HPCDDP_LAUNCHER", "HPCDDP_GLOBAL_RANK",
     "HPCDDP_WORLD_SIZE", "HPCDDP_LOCAL_RANK", "HPCDDP_LOCAL_WORLD_SIZE", "HPCDDP_NODE_RANK",
     "HPCDDP_NUM_NODES", "HPCDDP_JOB_ID", "HPCDDP_RESTART_COUNT", "HPCDDP_ATTEMPT",
-    "HPCDDP_HOST_SUFFIX", "HPCDDP_PROCESS_ID", "HPCDDP_CHOSEN",
+    "HPCDDP_PROCESS_ID", "HPCDDP_CHOSEN",
 })  # fmt: skip
 # Which devices of this machine a process may use; another machine's are others.
 _DEVICES = frozenset({
@@ -35,7 +35,9 @@ _DEVICES = frozenset({
 })  # fmt: skip
 # What a job chose for a program of its user's that it became: `NAME=value NAME=value`.
 _CHOSEN = "HPCDDP_CHOSEN"
-_SET_BY_SCRIPTS = ("HPCDDP_DEVICE", "HPCDDP_INTERFACE", "HPCDDP_HCA", "HPCDDP_MASTER_AS")
+_SET_BY_SCRIPTS = (
+    "HPCDDP_DEVICE", "HPCDDP_HOST_SUFFIX", "HPCDDP_INTERFACE", "HPCDDP_HCA", "HPCDDP_MASTER_AS",
+)  # fmt: skip
 # Where Slurm is and who the user is: without them sbatch cannot even ask.
 _KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"})
 

@@ -8,6 +8,7 @@ from hpcddp.cluster.variables import short
 
 # NCCL reads five bits; users copy 22, and anything above 31 is refused or cut.
 _LARGEST_IB_TIMEOUT = 31
+_BRIDGES = ("docker", "virbr", "veth")
 
 
 def variable_warnings(
@@ -15,29 +16,48 @@ def variable_warnings(
 ) -> tuple[str, ...]:
     """A sentence for every variable that NCCL, Gloo, torch ... will not read, or that does harm.
 
-    `accepted` are values that the cluster's profile itself sets, with a reason: they pass.
+    `accepted` are values that the cluster's profile itself sets: there is a reason for what they
+    do, but none for a name that nobody reads.
     """
     accepted = accepted or {}
+    both = {**accepted, **environ}
     return tuple(
-        f"{name}={short(environ[name])}: {problem}"
-        for name in sorted(environ)
-        if accepted.get(name) != environ[name]
-        for problem in _problems(name, environ[name])
+        f"{name}={short(both[name])}: {problem}"
+        for name in sorted(both)
+        for problem in (
+            *_unread(name),
+            *(_harm(name, both[name]) if accepted.get(name) != both[name] else ()),
+        )
     )
 
 
-def _problems(name: str, value: str) -> Iterator[str]:
+def _unread(name: str) -> Iterator[str]:
     if name in REPLACED:
         yield f"{REPLACED[name]}."
     elif (misspelt := _misspelt(name)) is not None:
         yield misspelt
+
+
+def _harm(name: str, value: str) -> Iterator[str]:
     for harmful, values, problem in HARMFUL:
         if name == harmful and (values is None or value.upper() in values):
             yield f"{problem}."
     if name == "GLOO_SOCKET_IFNAME" and value.startswith(("^", "=")):
         yield "Gloo takes only names of interfaces, such as hsn0, no ^ or =."
+    if name == "NCCL_SOCKET_IFNAME":
+        yield from _odd_interfaces(value)
     if name == "NCCL_IB_TIMEOUT" and value.isdigit() and int(value) > _LARGEST_IB_TIMEOUT:
         yield f"the field has five bits; the largest value is {_LARGEST_IB_TIMEOUT}."
+
+
+def _odd_interfaces(value: str) -> Iterator[str]:
+    """NCCL leaves out loopback and Docker's bridge only as long as nobody names any interface."""
+    listed = value.removeprefix("^").removeprefix("=").split(",")
+    if value.startswith("^"):
+        if not any(each and "lo".startswith(each) for each in listed):
+            yield f"this lets loopback in again; write {value},lo."
+    elif odd := [each for each in listed if each == "lo" or each.startswith(_BRIDGES)]:
+        yield f"{' and '.join(odd)} leads to no other node; unset it."
 
 
 def _misspelt(name: str) -> str | None:

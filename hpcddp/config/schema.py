@@ -21,6 +21,7 @@ class Resources:
     time: str | None = None  # Slurm's forms: minutes, HH:MM:SS, D-HH:MM:SS
     queue: str | None = None  # a queue by the profile's name for it; None: its default
     variant: str | None = None  # a named variant of the profile
+    launch: str | None = None  # srun: a task per process; torchrun: one per node; None: profile
     container: str | None = None  # image to run in; how is up to the profile
     project: str | None = None  # fills {project} in the profile's account and paths
     partition: str | None = None
@@ -214,6 +215,8 @@ def check(config: RunConfig) -> None:
     for key, allowed in _CHOICES.items():
         if value_at(config, key) not in allowed:
             raise ConfigError(f"{key}={value_at(config, key)}: use one of {', '.join(allowed)}.")
+    if config.resources.launch not in (None, "srun", "torchrun"):
+        raise ConfigError(f"resources.launch={config.resources.launch}: use srun or torchrun.")
     for keys, least in ((_AT_LEAST_ONE, 1), (_NOT_NEGATIVE, 0)):
         for key in keys:
             value = value_at(config, key)

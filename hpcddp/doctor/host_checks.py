@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from hpcddp.cluster.interfaces import is_loopback
 from hpcddp.doctor.findings import (
     Facts,
     Finding,
@@ -76,29 +75,42 @@ def interface(facts: Facts) -> Verdict:
     return ok(said) if speed else not_testable(said)
 
 
-def names(facts: Facts) -> Verdict:
-    if facts["names"] is None:
+def way_to_rank_0(facts: Facts) -> Verdict:
+    ways = facts["ways"]
+    if ways is None:
         return not_testable("all processes are on one host")
-    others = {name: found for name, found in facts["names"].items() if name != facts["host"]}
-    missing = [name for name, found in others.items() if found == []]
-    own = [name for name, found in others.items() if found and all(map(is_loopback, found))]
+    if len(ways) > 1:
+        return warn(
+            f"over {' or '.join(ways)}, which are in one subnet",
+            "one interface that leads there: of two, NCCL may take one and the kernel the other",
+            f"export HPCDDP_INTERFACE={ways[0]}; tell your admin",
+        )
+    return ok(f"over {ways[0]}" if ways else "rank 0 is on this host")
+
+
+def names(facts: Facts) -> Verdict:
+    known = facts["names"]
+    if known is None:
+        return not_testable("all processes are on one host")
+    others, missing, own = known["others"], known["missing"], known["own"]
     if missing or own:
         said = [f"no address for {', '.join(missing)}"] * bool(missing)
         said += [f"{', '.join(own)} means this host itself"] * bool(own)
+        more = known["num_odd"] - len(missing) - len(own)
+        said += [f"and {more} more"] * bool(more)
         return fail(
             "; ".join(said),
             "an address of every node",
             f"getent hosts {(missing or own)[0]}; correct /etc/hosts or DNS, or set `host_suffix` "
             "in the cluster profile",
         )
-    unasked = sum(found is None for found in others.values())
-    if unasked:
+    if known["unasked"]:
         return warn(
-            f"{unasked} of {len(others)} names not answered for in time",
+            f"{known['unasked']} of {others} names not answered for in time",
             "answers within milliseconds",
             "ask your admin about the name server; a local cache (nscd, sssd) helps",
         )
-    return ok(f"{len(others)} other {'node' if len(others) == 1 else 'nodes'}")
+    return ok(f"{others} other {'node' if others == 1 else 'nodes'}")
 
 
 def gpus_free(facts: Facts) -> Verdict:
@@ -168,6 +180,20 @@ def affinity(facts: Facts) -> Verdict:
     return ok(f"{cores} cores, {asked} asked for")
 
 
+def gpus_seen(facts: Facts) -> Verdict:
+    seen, together = facts.get("gpus_seen"), facts["local_world_size"]
+    if not seen:
+        return not_testable(facts["no_gpu"] or "no process uses a GPU")
+    if seen == 1 < together:
+        return warn(
+            f"each of {together} processes sees one GPU and not its neighbours'",
+            f"{together} GPUs in each process: NCCL maps the memory of its neighbours",
+            "resources.srun.gpu-bind=none, or resources.srun.gres-flags=allow-task-sharing with "
+            "--gpus-per-task; NCCL_P2P_DISABLE=1 is slow and the last resort",
+        )
+    return ok(f"{seen} in each process")
+
+
 def worker_affinity(facts: Facts) -> Verdict:
     found = facts.get("worker_cpus")
     if found is None:
@@ -186,6 +212,7 @@ NODE_CHECKS: dict[str, Callable[[Facts], Verdict]] = {
     "memlock": memlock,
     "/dev/shm": shared_memory,
     "interface": interface,
+    "way to rank 0": way_to_rank_0,
     "names of all nodes": names,
     "GPUs free": gpus_free,
     "GPU clocks": gpu_clocks,
@@ -195,6 +222,7 @@ NODE_CHECKS: dict[str, Callable[[Facts], Verdict]] = {
 PROCESS_CHECKS: dict[str, Callable[[Facts], Verdict]] = {
     "cores": affinity,
     "cores of a loader worker": worker_affinity,
+    "GPUs seen": gpus_seen,
 }
 
 

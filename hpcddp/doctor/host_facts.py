@@ -1,5 +1,6 @@
 """What one process of a job finds on its node, as plain values. Judges nothing; knows no torch."""
 
+import ipaddress
 import os
 import platform
 import resource
@@ -13,7 +14,7 @@ from typing import Any
 
 from hpcddp import __version__
 from hpcddp.cluster.adapters import read_adapters
-from hpcddp.cluster.interfaces import Host, read_host
+from hpcddp.cluster.interfaces import Host, is_loopback, read_host
 from hpcddp.cluster.names import Resolve, first_that_resolves, resolve_name
 from hpcddp.cluster.network import GLOO, faster_interfaces
 from hpcddp.cluster.rendezvous_address import is_one_host, node_names
@@ -24,6 +25,7 @@ from hpcddp.doctor.gpu_facts import no_gpus, read_gpus
 _SHM = Path("/dev/shm")
 _MOST_FILES, _LONGEST_LOOK_S = 64, 5.0
 _LONGEST_NAMES_S, _PAUSE_S = 10.0, 0.5
+_MOST_NAMES = 8  # that one node tells the others of: each of 10,000 may miss 10,000
 
 
 def read_process_facts(layout: ProcessLayout, environ: Mapping[str, str]) -> dict[str, Any]:
@@ -52,12 +54,14 @@ def read_node_facts(
 ) -> dict[str, Any]:
     """Facts of this node: for one of its processes to read."""
     gpus = read_gpus() if uses_gpus else no_gpus("train.device=cpu uses none")
+    host = None if is_one_host(layout) else read_host()
     return {
         **gpus,
         "memlock_bytes": _limit(resource.RLIMIT_MEMLOCK),
         "rdma": [str(port) for port in read_adapters().ports if port.is_active],
         "shm_bytes": _free(_SHM),
-        "interface": None if is_one_host(layout) else interface_facts(read_host(), environ),
+        "interface": interface_facts(host, environ) if host else None,
+        "ways": ways_to(host, resolve_name(layout.master_addr)) if host else None,
         "data": read_data(data_root) if data_root else None,
     }
 
@@ -120,6 +124,19 @@ def interface_facts(host: Host, environ: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
+def ways_to(host: Host, addresses: Sequence[str]) -> list[str]:
+    """The interfaces over which the kernel may send to the first of these addresses, by its longest
+    routes; none for an address of this host's own.
+    """
+    if not addresses or any(map(host.owner_of, addresses)):
+        return []
+    there = ipaddress.ip_address(addresses[0])
+    networks = [(ipaddress.ip_network(each.network), each.interface) for each in host.routes]
+    fits = [(network.prefixlen, name) for network, name in networks if there in network]
+    longest = max((bits for bits, _ in fits), default=0)
+    return sorted({name for bits, name in fits if bits == longest})
+
+
 def resolve_all(
     hosts: Sequence[str],
     environ: Mapping[str, str],
@@ -140,6 +157,22 @@ def resolve_all(
         time.sleep(_PAUSE_S)
         found |= {host: _addresses(host, environ, resolve) for host in missing}
     return found
+
+
+def name_facts(found: Mapping[str, list[str] | None], host: str) -> dict[str, Any]:
+    """What `host` makes of the names of the others: how many, and which are odd."""
+    others = {name: addresses for name, addresses in found.items() if name != host}
+    missing = [name for name, addresses in others.items() if addresses == []]
+    own = [
+        name for name, addresses in others.items() if addresses and all(map(is_loopback, addresses))
+    ]
+    return {
+        "others": len(others),
+        "unasked": sum(addresses is None for addresses in others.values()),
+        "num_odd": len(missing) + len(own),
+        "missing": missing[:_MOST_NAMES],
+        "own": own[:_MOST_NAMES],
+    }
 
 
 def _addresses(host: str, environ: Mapping[str, str], resolve: Resolve) -> list[str]:

@@ -15,7 +15,8 @@ from hpcddp.errors import HpcddpError
 from hpcddp.launch.limits import check_forbidden
 from hpcddp.launch.render import option_warnings, sbatch_options
 from hpcddp.launch.request import ResolvedRequest, check_sizes, processes_per_node
-from hpcddp.launch.step import Place, has_needed, srun_options
+from hpcddp.launch.sizes import threads_of_process
+from hpcddp.launch.step import YIELDS_TO, Place, container_words, has_needed, srun_options
 from hpcddp.run_dir import RunDir
 
 # Options whose value follows from a setting of another name.
@@ -36,6 +37,24 @@ _ALWAYS = {
     "export": "the processes see the variables of the script",
     "signal": "the processes are warned before the time limit, and save",
 }
+_WHY = {
+    "nodes": "the job's processes run on so many hosts",
+    "ntasks-per-node": "processes of a node, or its one torchrun",
+    "time": "Slurm ends the job then; shorter jobs start earlier",
+    "partition": "the nodes of the queue",
+    "qos": "the rules and priority of the queue",
+    "constraint": "the kind of nodes",
+    "reservation": "nodes that are kept for it",
+    "account": "who is charged",
+    "mem": "memory of a node, where 0 is all",
+    "mem-per-cpu": "memory goes by cores",
+    "mem-per-gpu": "memory goes by GPUs",
+    "cpus-per-task": "cores of a process and its loader workers",
+    "image": "the container",
+    **dict.fromkeys(
+        ("gpus-per-node", "gpus-per-task", "gpus", "gres"), "GPUs, asked for in the site's way"
+    ),
+}
 _NETWORK = ("NCCL_", "TORCH_NCCL_", "RCCL_", "GLOO_", "FI_", "UCX_", "MIOPEN_")
 _FRESH_MONTHS = 12
 _NOT_SHOWN = ("job-name", "chdir", "output")
@@ -53,7 +72,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The job that a request would become. `warnings` are what `submit` would say as well."""
+    """The job that a request would become. `warnings` are what `submit` would say as well,
+    `documents` where the facts of each file are from.
+    """
 
     cluster: str
     queue: str
@@ -64,10 +85,12 @@ class Explanation:
     processes_per_node: int
     sbatch: tuple[Row, ...]
     srun: tuple[Row, ...]
+    launch: tuple[Row, ...]
     env: tuple[Row, ...]
     setup: tuple[Row, ...]
     preemption: str
     warnings: tuple[str, ...]
+    documents: Mapping[str, tuple[str, ...]]
 
 
 def explain(
@@ -79,6 +102,7 @@ def explain(
     place = Place(RunDir(Path("RUN")), python="python", work_dir=Path("."))
     options = sbatch_options(config.resources, profile, place, processes)
     step = srun_options(config.resources, profile, processes, place)
+    own = {} if profile.launcher == "local" or profile.launch_program else step
     return Explanation(
         cluster=profile.name,
         queue=profile.queue,
@@ -88,8 +112,9 @@ def explain(
         nodes=config.resources.nodes,
         processes_per_node=processes,
         sbatch=tuple(_option_rows("sbatch", options, request)),
-        srun=tuple(_option_rows("srun", step, request)),
-        env=tuple(_env_rows(profile, options, environ)),
+        srun=tuple(_option_rows("srun", own, request)),
+        launch=tuple(_launch_rows(request, place)),
+        env=(*_process_rows(request, options, environ), *_env_rows(profile, options, environ)),
         setup=tuple(_setup_rows(profile)),
         preemption=preemption_text(profile.preempt),
         warnings=(
@@ -98,6 +123,7 @@ def explain(
             *option_warnings(config, profile, place),
             *exported_warnings(profile, environ),
         ),
+        documents={name: texts for name, texts in profile.documents.items() if texts},
     )
 
 
@@ -115,15 +141,15 @@ def preemption_text(preempt: Preemption | None) -> str:
 
 
 def exported_warnings(profile: ClusterProfile, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Sentences about exported variables that the job would inherit, to no good."""
-    own = {name: setting.value for name, setting in profile.env.items()}
-    return variable_warnings(environ, accepted=own)
+    """Sentences about variables that the job would inherit or be given, to no good."""
+    own = {**profile.env, **profile.caches}
+    return variable_warnings(environ, accepted={name: part.value for name, part in own.items()})
 
 
 def _age(profile: ClusterProfile, today: datetime.date) -> Iterator[str]:
     """What a site decides goes out of date within a year or so."""
     year, _, month = profile.verified_on.partition("-")
-    if not year.isdigit():
+    if not year.isdigit() or profile.status == "generic":
         return
     months = (today.year - int(year)) * 12 + today.month - int(month[:2] or 1)
     if months > _FRESH_MONTHS:
@@ -161,13 +187,45 @@ def _option_layer(kind: str, name: str, value: Any, request: ResolvedRequest) ->
     key = _FROM.get(name, name.replace("-", "_"))
     if key == "gpus_per_node" and not profile.has_gpus:
         key = "processes_per_node"
-    why = _ALWAYS.get(name, "")
+    why = _ALWAYS.get(name) or _WHY.get(name, "")
     source = sources.get(f"resources.{key}")
     if source == f"cluster {profile.name}":
         return profile.origins.get(("defaults", "resources", key), source), why
     if source is None and name in getattr(request.config.resources, kind):
         source = sources[f"resources.{kind}"]
     return source or ("hpcddp" if name in _ALWAYS else "default"), why
+
+
+def _launch_rows(request: ResolvedRequest, place: Place) -> Iterator[Row]:
+    """What starts the processes, and the container that they run in."""
+    profile, resources = request.profile, request.config.resources
+    is_torchrun = profile.launch == "torchrun"
+    key = "launch_program" if profile.launch_program else "launch"
+    program = " ".join(profile.launch_program) or "srun"
+    why = "one torchrun per node starts its processes" if is_torchrun else "one task per process"
+    if profile.launcher == "local":
+        key, program, why = "launcher", "python", "processes of this machine, without Slurm"
+    yield Row(program, "", profile.origins.get((key,), "default"), why)
+    if resources.container:
+        runtime = profile.container.runtime
+        words = " ".join(container_words(resources, profile, place)) or runtime
+        layer = profile.origins.get(("container", "runtime"), profile.name)
+        yield Row(words, "", layer, f"processes run in {resources.container}")
+
+
+def _process_rows(
+    request: ResolvedRequest, options: Mapping[str, Any], environ: Mapping[str, str]
+) -> Iterator[Row]:
+    """Variables that follow from the sizes of the job."""
+    threads, per_task = threads_of_process(request.config.resources), options.get("cpus-per-task")
+    settings = {"OMP_NUM_THREADS": EnvSetting(str(threads), "one thread per core of a process")}
+    if not request.profile.has_gpus:
+        settings["HPCDDP_DEVICE"] = EnvSetting("cpu", "the profile has no GPUs")
+    if per_task and request.profile.launcher == "slurm":
+        why = "steps of your own get the same cores per task"
+        yield Row("SRUN_CPUS_PER_TASK", str(per_task), "hpcddp", why)
+    for name, setting in settings.items():
+        yield _env_row(name, setting, "hpcddp", options, environ)
 
 
 def _env_rows(
@@ -184,9 +242,6 @@ def _env_rows(
     for key, name, setting in profile.network:
         layer = profile.origins.get((key,), profile.name)
         yield _env_row(name, setting, layer, options, environ)
-    if profile.host_suffix:
-        layer = profile.origins.get(("host_suffix",), profile.name)
-        yield Row("HPCDDP_HOST_SUFFIX", profile.host_suffix, layer, "names on the fast network")
 
 
 def _env_row(
@@ -199,6 +254,8 @@ def _env_row(
     if name in environ and not setting.prepend:
         own = "(hidden)" if looks_secret(name) else environ[name]
         return Row(name, own, "your environment", f"wins over {setting.value} of {layer}")
+    if (rule := YIELDS_TO.get(name, "")) in environ:
+        return Row(name, "(not set)", layer, f"your {rule} decides instead of {setting.value}")
     if not has_needed(setting, options):
         return Row(name, "(not set)", layer, f"needs --{setting.needs}")
     value = f"{setting.value}:..." if setting.prepend else setting.value
@@ -212,7 +269,10 @@ def _setup_rows(profile: ClusterProfile) -> Iterator[Row]:
         ("setup_node", "each node, once"),
         ("setup_task", "each process"),
     ):
+        why = ""
         for line in getattr(profile, key):
             text = f"module {line}" if key == "modules" else line
-            if not text.lstrip().startswith("#"):
-                yield Row(text, where, profile.origins.get((key,), profile.name))
+            if text.lstrip().startswith("#"):
+                why = text.lstrip("# ")  # of the lines below it
+            else:
+                yield Row(text, where, profile.origins.get((key,), profile.name), why)

@@ -17,6 +17,7 @@ from hpcddp.cluster.devices import DEVICE_VARIABLE
 from hpcddp.cluster.layout import layout_from_environ
 from hpcddp.cluster.network import Network, settle_network
 from hpcddp.cluster.ports import ephemeral_range
+from hpcddp.cluster.rendezvous_address import is_one_host
 from hpcddp.cluster.scrub import chosen_note
 from hpcddp.config.layout import (
     EXIT_AGAIN,
@@ -43,6 +44,7 @@ PROCESS_VARIABLE = "HPCDDP_PROCESS_ID"  # the process that has said all this bef
 _NOT_THE_USERS_FAULT = (
     "rendezvous", "checkpoint_not_written", "report_not_written", "wrong_sum", "group_failed",
 )  # fmt: skip
+_MOST_HOSTS_TOLD = 64
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # and an ignored signal stays so over exec
 
 _log = logging.getLogger("hpcddp")
@@ -144,8 +146,9 @@ def _work(
     owner: "Ownership",
 ) -> int:
     layout, network = with_network(layout, environ, uses_gloo=not config.command)
-    if layout.is_main and network.reasons:
-        run_dir.append_event("network", attempt=layout.attempt, choices=list(network.reasons))
+    if network.reasons and _tells_all(layout):
+        place = {"attempt": layout.attempt, "node_rank": layout.node_rank}
+        run_dir.append_event("network", **place, choices=list(network.reasons))
     # The one place that writes this process's environment, before torch is loaded.
     os.environ.update(network.variables)
     if config.command:
@@ -157,6 +160,14 @@ def _work(
     from hpcddp.train.loop import train
 
     return train(config, layout, run_dir, stop_flag, owner)
+
+
+def _tells_all(layout: ProcessLayout) -> bool:
+    """True where this process writes down for all what was chosen: once per host of a job that is
+    not huge. Beyond, one file is no place for what every node's log has anyway.
+    """
+    is_first_here = layout.local_rank == 0 and not is_one_host(layout)
+    return layout.is_main or (is_first_here and layout.num_nodes <= _MOST_HOSTS_TOLD)
 
 
 def with_network(

@@ -63,7 +63,7 @@ def longest_time(limits: Limits, nodes: int) -> str | None:
             found.append(time)
             break
     if limits.node_hours:
-        found.append(str(int(limits.node_hours * 60 / nodes)))
+        found.append(str(max(1, int(limits.node_hours * 60 / nodes))))
     return min(found, key=parse_time_limit, default=None)
 
 

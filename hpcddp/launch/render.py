@@ -71,6 +71,7 @@ def render_script(config: RunConfig, profile: ClusterProfile, place: Place) -> s
         work_dir=str(place.work_dir),
         python=place.python,
         threads=threads_of_process(resources),
+        cpus_per_task=directives.get("cpus-per-task") if profile.launcher == "slurm" else None,
         env=tuple(batch_env(profile, directives)),
         task_lines=task_lines(profile),
         launch_line=launch_line(resources, profile, processes, place),

@@ -17,7 +17,7 @@ from hpcddp.cluster.profile_file import EXPANDED
 from hpcddp.cluster.profile_schema import EnvSetting
 from hpcddp.config.schema import Resources
 from hpcddp.errors import ConfigError
-from hpcddp.launch.sizes import cpus_of_process
+from hpcddp.launch.sizes import cpus_of_process, gpus_per_process
 from hpcddp.run_dir import RunDir
 
 # Set by hpcddp, or inherited from the job: a step of another shape would be another world size.
@@ -26,6 +26,12 @@ _OWNED = (
     "ntasks", "ntasks-per-node", "ntasks-per-gpu", "nodelist", "nodefile", "exclude", "relative",
     "multi-prog", "het-group",
 )  # fmt: skip
+# A rule of the user's for the network wins over the names that a profile gives outright.
+YIELDS_TO = {
+    "GLOO_SOCKET_IFNAME": "HPCDDP_INTERFACE",
+    "NCCL_SOCKET_IFNAME": "HPCDDP_INTERFACE",
+    "NCCL_IB_HCA": "HPCDDP_HCA",
+}
 _IN_PROCESS = 'bash -c "$in_every_process" process'
 
 
@@ -55,7 +61,11 @@ def launch_line(resources: Resources, profile: ClusterProfile, processes: int, p
         step = f'srun {words} \\\n  --output="$logs/{log}.log" --open-mode=append \\\n  {command}'
     if not profile.setup_node:
         return step
-    once = f"srun --nodes={resources.nodes} --ntasks={resources.nodes} --ntasks-per-node=1"
+    cpus = cpus_of_process(resources, processes) * processes
+    once = (
+        f"srun --nodes={resources.nodes} --ntasks={resources.nodes} --ntasks-per-node=1 "
+        f"--cpus-per-task={cpus}"
+    )
     return f'{once} bash -c "$on_every_node" node &&\n{step}'
 
 
@@ -63,7 +73,7 @@ def srun_options(
     resources: Resources, profile: ClusterProfile, processes: int, place: Place
 ) -> dict[str, Any]:
     """The options of srun in the order of the script; None is one that was taken out."""
-    extra = {long_name(key): value for key, value in resources.srun.items()}
+    extra = _further_options(resources, profile, processes)
     check_extra(
         "resources.srun", extra, dict.fromkeys(_OWNED, "it follows from the resources of the job")
     )
@@ -77,6 +87,19 @@ def srun_options(
         **_container_srun(resources, profile, place),
         **extra,
     }
+
+
+def _further_options(
+    resources: Resources, profile: ClusterProfile, processes: int
+) -> dict[str, Any]:
+    """The user's and the profile's options, without those of the profile that are meant for tasks
+    with one GPU each where a task has more.
+    """
+    extra = {long_name(key): value for key, value in resources.srun.items()}
+    if profile.launch != "torchrun" and gpus_per_process(resources, processes) == 1:
+        return extra
+    unfit = {name: part.value for name, part in profile.srun.items() if part.one_gpu}
+    return {key: value for key, value in extra.items() if unfit.get(key) != value}
 
 
 def container_sbatch(resources: Resources, profile: ClusterProfile) -> dict[str, Any]:
@@ -98,13 +121,14 @@ def task_lines(profile: ClusterProfile) -> tuple[str, ...]:
 def batch_env(profile: ClusterProfile, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Reason and shell line of every variable that is set in the batch script.
 
-    Left out: what each node fills in, and what needs an sbatch option that is not there.
+    Left out: what each node fills in, and what needs an sbatch option that is not there. Rules for
+    the network come last, so that one which is there before them is the user's.
     """
-    for _, name, setting in profile.network:
-        yield setting.why, export_line(name, setting)
     for name, setting in profile.env.items():
         if "$" not in setting.value and has_needed(setting, options):
             yield setting.why, export_line(name, setting)
+    for _, name, setting in profile.network:
+        yield setting.why, export_line(name, setting)
 
 
 def has_needed(setting: EnvSetting, options: Mapping[str, Any]) -> bool:
@@ -126,7 +150,8 @@ def export_line(name: str, setting: EnvSetting) -> str:
     value = f'"{setting.value}"' if "$" in setting.value else shlex.quote(setting.value)
     if setting.prepend:
         return f'export {name}={value}"${{{name}:+:${name}}}"'
-    return f'[ -n "${{{name}+set}}" ] || export {name}={value}'
+    rule = f"${{{YIELDS_TO[name]}+set}}" if name in YIELDS_TO else ""
+    return f'[ -n "${{{name}+set}}{rule}" ] || export {name}={value}'
 
 
 def _on_node(name: str, setting: EnvSetting) -> Iterator[str]:
@@ -173,7 +198,9 @@ def container_words(resources: Resources, profile: ClusterProfile, place: Place)
             " ".join(["apptainer exec", *([options] * bool(options)), f"--bind {binds} {image}"])
         ]
     if container.runtime == "wrap":
-        return [shlex.join(w.replace("{image}", resources.container) for w in container.wrap)]
+        mounts = ",".join(_mounts(profile, place))
+        words = [word.replace("{mounts}", mounts) for word in container.wrap]
+        return [shlex.join(word.replace("{image}", resources.container) for word in words)]
     return ["shifter"] if container.runtime == "shifter" else []
 
 

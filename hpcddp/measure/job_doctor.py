@@ -21,6 +21,7 @@ from hpcddp.doctor.gpu_facts import with_own_gpus
 from hpcddp.doctor.host_checks import examine_hosts
 from hpcddp.doctor.host_facts import (
     host_name,
+    name_facts,
     read_node_facts,
     read_process_facts,
     resolve_all,
@@ -119,26 +120,32 @@ def _with_names(
     layout: ProcessLayout,
     environ: Mapping[str, str],
 ) -> list[dict[str, Any]]:
-    """The facts with what each node knows of the names of all. Torchrun does not name its nodes."""
+    """The facts with what each node makes of the names of all, which it looks up by itself: what
+    travels is what is odd. Torchrun does not name its nodes.
+    """
     hosts = layout.hosts
     if layout.launcher != "slurm":
         hosts = tuple(dict.fromkeys(facts["host"] for facts in processes))
     asks = layout.local_rank == 0 and not is_one_host(layout)
-    names = links.gather(resolve_all(hosts, environ) if asks else None)
-    return [{**facts, "names": known} for facts, known in zip(processes, names, strict=True)]
+    own = name_facts(resolve_all(hosts, environ), host_name(layout)) if asks else None
+    known = links.gather(own)
+    return [{**facts, "names": names} for facts, names in zip(processes, known, strict=True)]
 
 
 def _torch_facts(device: torch.device, facts: Mapping[str, Any]) -> dict[str, Any]:
     """What only a process with torch can say of itself."""
     versions = {**facts["versions"], "torch": str(torch.__version__)}
-    uuid = None
+    uuid, gpus_seen = None, None
     if device.type == "cuda":
         versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
         uuid = str(torch.cuda.get_device_properties(device).uuid)
+        # RCCL reaches GPUs that a process does not see.
+        gpus_seen = None if torch.version.hip else torch.cuda.device_count()
     return {
         "threads": torch.get_num_threads(),
         "versions": versions,
         "device_uuid": uuid,
+        "gpus_seen": gpus_seen,
         "worker_cpus": _cores_of_a_worker(),
     }
 

@@ -61,7 +61,7 @@ class SingleReplica:
 class _TimedDdp(DistributedDataParallel):
     """DDP that tells a timer when it sends out buffers, which it does inside its forward.
 
-    `_sync_buffers` is no part of torch's public interface (there since torch 1.8, seen in 2.14).
+    `_sync_buffers` is no part of torch's public interface (there since torch 1.11, seen in 2.14).
     Without it nothing breaks: buffers and the wait for the slowest process would be counted as
     forward again, and `test_who_waits_for_a_late_process_does_not_blame_the_model` would fail.
     """

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 from click.testing import CliRunner
@@ -12,13 +13,15 @@ from hpcddp.cli.cluster import command
 from hpcddp.cluster.profile_file import list_profiles
 from hpcddp.errors import HpcddpError
 
+ORDER = "export CUDA_VISIBLE_DEVICES=3,2,1,0"
+
 
 @pytest.fixture
 def cluster(tmp_path, monkeypatch):
     """Run `cluster WORDS` in an empty folder without Slurm; returns the result."""
     monkeypatch.chdir(tmp_path)
     for name in list(os.environ):
-        if name.startswith(("SLURM_", "SBATCH_", "HPCDDP_", "NCCL_")):
+        if name.startswith(("SLURM_", "SBATCH_", "HPCDDP_", "NCCL_", "OMP_")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
 
@@ -78,6 +81,11 @@ def test_explain_gives_each_value_its_layer_and_reason(cluster):
     net = row(answer["env"], "NCCL_NET")
     assert (net["value"], net["layer"]) == ("OFI", "frontier: variants.multi_node")
     assert row(answer["env"], "GLOO_SOCKET_IFNAME")["layer"] == "slingshot-amd"
+    threads = row(answer["env"], "OMP_NUM_THREADS")
+    assert (threads["value"], threads["layer"]) == ("7", "hpcddp")
+    assert row(answer["launch"], "srun")["why"] == "one task per process"
+    assert set(answer["documents"]) == {"frontier", "slingshot-amd"}
+    assert "https://docs.olcf.ornl.gov" in answer["documents"]["frontier"][0]
     assert warnings(answer) == []
 
 
@@ -103,6 +111,39 @@ def test_explain_shows_what_the_user_s_environment_and_words_change(cluster, mon
     said = " ".join(answer["warnings"])
     for part in ("wants an account", "needs --network=disable_rdzv_get", "NCCL_IB_DISABLE=1"):
         assert part in said
+
+
+def test_explain_tells_what_starts_the_processes_and_no_option_of_what_does_not(cluster):
+    vista = document(cluster("explain", "vista", "--json"))
+    assert vista["srun"] == []
+    assert vista["launch"][0]["name"].startswith("mpirun --map-by ppr:1:node")
+    assert "torchrun" in vista["launch"][0]["why"]
+    words = ("resources.container=img.sif", "resources.launch=srun", "--json")
+    inside = document(cluster("explain", "isambard-ai", *words))
+    assert "apptainer exec --nv" in inside["launch"][1]["name"]
+    assert "apptainer-multi-node" in str(inside["setup"])
+    gpus = row(document(cluster("explain", "perlmutter", "--json"))["setup"], ORDER)
+    assert "GPUs are numbered against the cores" in gpus["why"]
+
+
+def test_explain_says_that_a_rule_of_the_user_s_wins_over_names_of_the_profile(
+    cluster, monkeypatch
+):
+    monkeypatch.setenv("HPCDDP_INTERFACE", "eth0")
+    answer = document(cluster("explain", "frontier", "--json"))
+    gloo = row(answer["env"], "GLOO_SOCKET_IFNAME")
+    assert gloo["value"] == "(not set)"
+    assert "your HPCDDP_INTERFACE decides" in gloo["why"]
+
+
+@pytest.mark.parametrize("name", ["perlmutter", "frontier", "kempner"])
+def test_loading_and_explaining_a_profile_takes_less_than_three_tenths_of_a_second(cluster, name):
+    def seconds():
+        start = time.process_time()
+        assert cluster("explain", name, "--nodes", "2").exit_code == 0
+        return time.process_time() - start
+
+    assert min(seconds() for _ in range(3)) < 0.3
 
 
 def test_explain_refuses_an_unknown_name_with_the_nearest_one(cluster):
@@ -131,8 +172,12 @@ def test_without_slurm_there_is_nothing_to_compare_or_to_write(cluster, words, m
 def test_every_profile_can_be_shown_and_explained(cluster, name):
     assert cluster("show", name).exit_code == 0
     words = () if name in ("generic-cpu", "local", "testcluster") else ("--gpus-per-node", "1")
-    done = cluster("explain", name, "--nodes", "2", *words)
+    done = cluster("explain", name, "--nodes", "2", *words, "--json")
     assert done.exit_code == 0, done.exception
+    answer = document(done)
+    rows = [row for key in ("sbatch", "srun", "launch", "env") for row in answer[key]]
+    assert [row["name"] for row in rows if not (row["why"] and row["layer"])] == []
+    assert cluster("explain", name, "--nodes", "2", *words).stdout
 
 
 def test_explaining_loads_no_torch_and_no_template_engine(tmp_path):

@@ -32,7 +32,7 @@ def compare(tmp_path):
     return compare
 
 
-def test_a_local_job_compares_the_modes_and_leaves_its_reports(compare, tmp_path):
+def test_a_local_job_compares_the_modes_and_leaves_its_reports(compare, tmp_path, browser):
     words = ["--cluster", "local", "--name", "c", "--devices", "1,2", "--json", *ONCE, *SMALL]
     done = compare(*words)
     assert done.returncode == 0, done.stderr
@@ -60,6 +60,11 @@ def test_a_local_job_compares_the_modes_and_leaves_its_reports(compare, tmp_path
         )
     assert (rows[-1]["exposed_comm_fraction"] > 0, rows[0]["exposed_comm_fraction"]) == (True, 0)
     assert rows[-1]["buckets"]
+    assert [row["label"] for row in rows if row["mode"] == "dp"] == [document["label_of_dp"]] * 2
+    visit = browser.open(reports / "compare.html")
+    assert (visit.requests, visit.complaints) == ([], [])
+    assert visit.dom.count("<svg") == 3  # throughput, step, buckets; no memory without a GPU
+    assert "Buckets of one step: ddp, 2 devices" in visit.dom
 
 
 def test_a_sweep_prints_each_value_with_total_and_exposed_communication(compare, tmp_path):
@@ -83,7 +88,8 @@ def test_a_sweep_prints_each_value_with_total_and_exposed_communication(compare,
 
 
 def test_without_follow_the_job_is_only_sent(compare, tmp_path):
-    done = compare("--cluster", "local", "--no-follow", "--name", "c", *ONCE, *SMALL)
+    one = ["--modes", "single", "--devices", "1"]
+    done = compare("--cluster", "local", "--no-follow", "--name", "c", *one, *ONCE, *SMALL)
     assert done.returncode == 0, done.stderr
     assert "hpcddp status c" in done.stdout
     assert "STEP ms" not in done.stdout

@@ -49,6 +49,8 @@ def hpcddp(tmp_path, monkeypatch, capfd):
         ([f"{DIRECTIVES}.P=5"], "`P` is no long name of an option"),
         ([f"{DIRECTIVES}.mail_type=[END, FAIL]"], "needs one value"),
         (["resources.srun.mpi.y=5"], "needs one value"),
+        (["--nodes", "2", "train.replicas=dp"], "one node with one process"),
+        (["resources.processes_per_node=2", "train.replicas=dp"], "one node with one process"),
         (["--name", "x" * 256], "has 256 bytes"),
         (["--name", "ü" * 128], "has 256 bytes"),
         (["--name", b"a\xff".decode(errors="surrogateescape")], "run name"),

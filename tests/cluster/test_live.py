@@ -1,11 +1,12 @@
 """Slurm's own answers: read, compared with a profile, and turned into a new one."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from hpcddp.cluster.drift import compare, compare_node
-from hpcddp.cluster.live import gpus_of, read_live
+from hpcddp.cluster.live import LiveQos, gpus_of, read_live
 from hpcddp.cluster.network import gloo_missing, nccl_fits
 from hpcddp.cluster.node_facts import node_facts
 from hpcddp.cluster.profile import load_profile, parse_profile
@@ -40,7 +41,11 @@ def test_partitions_nodes_and_qos_are_read():
     assert (gpu.time_max, gpu.nodes_max, gpu.nodes_min, gpu.grace_s) == ("2-00:00:00", 16, 2, 120)
     assert (cpu.time_max, cpu.nodes_max, cpu.is_default) == (None, None, True)
     assert [shape.cpus for shape in gpu.nodes] == [128, 96]
-    assert live.qos == {"normal": "", "long": "7-00:00:00"}
+    assert set(live.qos) == {"normal", "short", "long", "spare", "owners"}
+    assert live.qos["normal"] == LiveQos(preempt_mode="CLUSTER")
+    assert live.qos["long"] == LiveQos("7-00:00:00", True, preempt_mode="CLUSTER")
+    assert (live.qos["spare"].preempt_mode, live.qos["spare"].grace_s) == ("REQUEUE", 120)
+    assert live.qos["owners"].preempts == ("spare", "normal")
 
 
 def test_no_slurm_is_no_cluster_and_no_accounting_is_no_qos():
@@ -53,7 +58,9 @@ def test_no_slurm_is_no_cluster_and_no_accounting_is_no_qos():
 
 @pytest.mark.parametrize("case", TABLE["drift"].values(), ids=TABLE["drift"])
 def test_what_differs_is_reported_and_nothing_else(case):
-    findings = compare(case["profile"], newcluster())
+    live = newcluster()
+    live = dataclasses.replace(live, config={**live.config, **case.get("config", {})})
+    findings = compare(case["profile"], live)
     assert findings
     differ = [f.what.partition(": ")[2] for f in findings if f.level == "drift"]
     assert differ == case["differ"]

@@ -26,6 +26,7 @@ def picture(name, host_name):
     """The host of the table as the reader would have seen it."""
     known = dict(TABLE["hosts"][name])
     routes = tuple(Route(to, network) for network, to in known.pop("routes").items())
+    nccl_conf = frozenset(known.pop("nccl_conf", ()))
     seen = [
         Interface(
             key,
@@ -36,7 +37,7 @@ def picture(name, host_name):
         )
         for key, facts in known.items()
     ]
-    return Host(host_name, tuple(seen), routes)
+    return Host(host_name, tuple(seen), routes, nccl_conf)
 
 
 def settle(case):
@@ -84,8 +85,8 @@ def test_what_is_chosen_on_a_host(name):
         assert settled.variables.get("GLOO_SOCKET_IFNAME") == case["gloo"]
         assert settled.variables.get("NCCL_SOCKET_IFNAME") == case["nccl"]
         assert settled.master_addr == case.get("master", settled.master_addr)
-        assert bool(settled.reasons) != case.get("quiet", False)
-        said = "\n".join(settled.reasons)
+        assert settled.reasons
+        said = "".join(f"{line}\n" for line in settled.reasons)
     assert [part for part in case.get("says", ()) if part not in said] == [], said
 
 
@@ -320,10 +321,29 @@ def test_ten_thousand_nodes_find_layout_and_network_in_fifty_milliseconds_of_cpu
     assert best_s < 0.050, f"{best_s * 1000:.1f} ms"
 
 
+def checked(rule, kind):
+    """What `cluster check --job` finds on a node with one interface of this kind."""
+    values = {"description": "d", "interface": {"value": rule, "why": "w"}}
+    profile = parse_profile(Path("p.yaml"), values)
+    seen = {"ib0": {"addresses": ["10.1.0.2"], "kind": kind}, "docker0": {"addresses": ["1.2.3.4"]}}
+    return compare_node(profile, {"host": "gpu-02", "interfaces": seen})
+
+
 @pytest.mark.parametrize(("kind", "level"), [("infiniband", "ok"), ("ethernet", "drift")])
 def test_cluster_check_reads_a_rule_as_the_processes_do(kind, level):
-    rule = "interface: {value: 'all:infiniband,x*', why: w}"
-    profile = parse_profile(Path("p.yaml"), {"description": "d", **yaml.safe_load(rule)})
-    seen = {"ib0": {"addresses": ["10.1.0.2"], "kind": kind}, "docker0": {"addresses": ["1.2.3.4"]}}
-    [finding] = compare_node(profile, {"host": "gpu-02", "interfaces": seen})
+    [finding] = checked("all:infiniband,x*", kind)
     assert (finding.what, finding.level) == ("node gpu-02: interface", level)
+
+
+def test_cluster_check_cannot_contradict_a_rule_with_a_fallback():
+    assert checked("infiniband,default-route", "ethernet") == ()
+
+
+def test_what_nccl_reads_of_a_file_is_known(tmp_path, monkeypatch):
+    (tmp_path / "nccl.conf").write_text("# site\nNCCL_SOCKET_IFNAME=eth0\nNCCL_IB_HCA = =mlx5_0\n")
+    own = tmp_path / "own.conf"
+    own.write_text("NCCL_DEBUG=WARN\nno line\n")
+    monkeypatch.setenv("NCCL_CONF_FILE", str(own))
+    found = interfaces.read_nccl_conf(tmp_path)
+    assert found == {"NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_DEBUG"}
+    assert interfaces.read_nccl_conf(tmp_path / "none") == {"NCCL_DEBUG"}

@@ -156,6 +156,20 @@ def test_a_personal_file_adds_to_a_profile_and_wins(site):
     assert site(partition="day").queue == "day"
 
 
+def test_a_list_is_added_to_by_whoever_extends_and_by_each_block_that_holds(site):
+    (site.folder / "base.yaml").write_text(f"{BASE}modules: [purge]\n")
+    (site.folder / "site.yaml").write_text(
+        f"{SITE}  more: {{+modules: [load b], when: {{nodes: '2+'}}}}\n+modules: [load a]\n"
+    )
+    assert site().modules == ("purge", "load a")
+    profile = site(nodes=2)
+    assert profile.modules == ("purge", "load a", "load b")
+    assert profile.origins[("modules",)] == "site: variants.more"
+    (site.folder / "child.yaml").write_text("extends: [site]\n+modules: [load c]\n+notes: [n]\n")
+    child = site("child")
+    assert (child.modules, child.notes) == (("purge", "load a", "load c"), ("n",))
+
+
 def test_without_internet_libraries_are_told_to_work_offline(site):
     (site.folder / "base.yaml").write_text(BASE + "internet: none\n")
     profile = site()
@@ -178,6 +192,8 @@ def test_without_internet_libraries_are_told_to_work_offline(site):
         ("limits: {time_by_nodes: {few: '1'}}", "`few` is no number of nodes"),
         ("internet: false", "use one of"),
         ("modules: load x", "modules needs a list"),
+        ("+modules: load x", "modules needs a list"),
+        ("+module: [load x]", "unknown key `module`"),
         ("sbatch: {hint: {value: x}}", "`why` is missing"),
         ("detect: [{env: A, file: /x}]", "exactly one of env, file, host"),
         ("env: {A: {value: '$(date)', why: w}}", "env.A.value"),

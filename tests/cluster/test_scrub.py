@@ -29,7 +29,12 @@ def test_the_device_travels_unless_one_of_our_jobs_set_it():
 
 
 def test_rules_for_the_network_travel_unless_one_of_our_jobs_set_them():
-    rules = {"HPCDDP_HCA": "nearest", "HPCDDP_INTERFACE": "eth0", "HPCDDP_MASTER_AS": "address"}
+    rules = {
+        "HPCDDP_HCA": "nearest",
+        "HPCDDP_HOST_SUFFIX": "i",
+        "HPCDDP_INTERFACE": "eth0",
+        "HPCDDP_MASTER_AS": "address",
+    }
     assert inherited_names(rules) == ()
     assert inherited_names({**rules, "HPCDDP_ATTEMPT": "0"}) == ("HPCDDP_ATTEMPT", *rules)
 

@@ -26,3 +26,8 @@ def test_a_variable_passes_or_is_warned_about(case):
 def test_what_the_profile_sets_for_a_reason_passes():
     assert variable_warnings({"NCCL_ALGO": "Tree"}, accepted={"NCCL_ALGO": "Tree"}) == ()
     assert variable_warnings({"NCCL_ALGO": "Ring"}, accepted={"NCCL_ALGO": "Tree"})
+
+
+def test_no_reason_of_a_profile_makes_anybody_read_a_name():
+    (said,) = variable_warnings({}, accepted={"NCCL_SOCKET_IFNAM": "ib0", "NCCL_ALGO": "Tree"})
+    assert "did you mean NCCL_SOCKET_IFNAME?" in said

@@ -7,15 +7,17 @@ import pytest
 
 from hpcddp.cluster import filesystems
 from hpcddp.cluster.filesystems import Mount, existing_part, mount_of, sharing_warning
-from hpcddp.cluster.interfaces import Host, Interface
+from hpcddp.cluster.interfaces import Host, Interface, Route
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.config.yaml_text import load_yaml_mapping
 from hpcddp.doctor.counters import Counters, read_counters
 from hpcddp.doctor.host_facts import (
     host_name,
     interface_facts,
+    name_facts,
     read_data,
     resolve_all,
+    ways_to,
     with_node_facts,
 )
 from hpcddp.doctor.login_facts import read_login_facts
@@ -159,6 +161,20 @@ def test_a_name_without_an_address_is_asked_for_again():
     assert resolve_all(["a"], {}, lambda name: (), patience_s=0) == {"a": None}
 
 
+def test_the_ways_to_rank_0_are_those_of_the_longest_routes():
+    seen = (Interface("eth0", ("10.0.0.2",)), Interface("eth1", ("10.0.0.3",)))
+    networks = {"eth0": "10.0.0.0/24", "eth1": "10.0.0.0/24", "ib0": "0.0.0.0/0"}
+    host = Host("h", seen, tuple(Route(name, network) for name, network in networks.items()))
+    assert ways_to(host, ["10.0.0.9"]) == ["eth0", "eth1"]
+    assert ways_to(host, ["10.9.9.9"]) == ["ib0"]
+    assert (
+        ways_to(host, ["127.0.1.1", "10.0.0.2"])
+        == ways_to(host, [])
+        == ways_to(host, ["::9"])
+        == []
+    )
+
+
 def test_the_chosen_interface_is_told_with_a_faster_one():
     slow = Interface("eth0", ("10.0.0.1",), speed_mbit_per_s=1000)
     fast = Interface("ib0", ("10.1.0.1",), kind="infiniband", speed_mbit_per_s=100_000)
@@ -194,6 +210,17 @@ def test_every_process_has_what_the_first_one_of_its_node_has_read():
     assert second["versions"] == {"torch": "2.14", "driver": "570.1"}
     assert second["rdma"] == ["mlx5_0"]
     assert (third["versions"], third["rdma"]) == ({"torch": "2.14"}, [])
+
+
+def test_a_node_tells_of_the_names_that_are_odd_and_no_more():
+    found = {"me": ["127.0.1.1"], "a": ["10.0.0.1"], "b": [], "c": ["127.0.0.1", "::1"], "d": None}
+    assert name_facts(found, "me") == {
+        "others": 4, "unasked": 1, "num_odd": 2, "missing": ["b"], "own": ["c"],
+    }  # fmt: skip
+    many = [f"n{number}" for number in range(10_000)]
+    told = name_facts({name: [] for name in many}, "n1")
+    assert (told["num_odd"], len(told["missing"])) == (9_999, 8)
+    assert len(str(name_facts({name: ["10.0.0.1"] for name in many}, "n1"))) < 100
 
 
 def test_emulated_nodes_keep_their_names():

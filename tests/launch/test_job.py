@@ -4,6 +4,11 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
+from hpcddp.config.layout import ProcessLayout
+from hpcddp.launch.job import _tells_all
+
 BECOME = """
 import os, sys, time
 from hpcddp.launch.job import _become
@@ -21,6 +26,20 @@ _become(tuple(sys.argv[2:]), stop_flag)
 def become(told, *command):
     words = [sys.executable, "-c", BECOME, told, *command]
     return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "launcher", "tellers"),
+    [(2, "slurm", [0, 2]), (2, "local", [0]), (1, "slurm", [0]), (65, "slurm", [0])],
+)
+def test_the_first_process_of_each_host_tells_of_its_network(num_nodes, launcher, tellers):
+    layouts = [
+        ProcessLayout(
+            rank, 130, rank % 2, 2, node_rank=rank // 2, num_nodes=num_nodes, launcher=launcher
+        )
+        for rank in range(4)
+    ]
+    assert [each.global_rank for each in layouts if _tells_all(each)] == tellers
 
 
 def signals_ignored(status):

@@ -39,16 +39,21 @@ def kinds(run_dir):
     return [event["event"] for event in run_dir.read_events()]
 
 
-def test_a_run_sees_torchs_variables_and_ends_as_finished(workplace):
+def test_a_run_sees_torchs_variables_ends_as_finished_and_keeps_no_secret(workplace, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_s3cret")
     names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
     submit("r", f"import os, json; print(json.dumps([os.environ[k] for k in {names}]))")
     assert hpcddp("wait", "r").returncode == 0
     run_dir = RunDir(workplace / "runs" / "r")
-    first, second = (json.loads(run_dir.rank_log(0, rank).read_text()) for rank in range(2))
+    logs = [run_dir.rank_log(0, rank).read_text().splitlines() for rank in range(2)]
+    assert all("GLOO_SOCKET_IFNAME=lo: all processes are on this host" in log[0] for log in logs)
+    first, second = (json.loads(log[-1]) for log in logs)
     assert first[:5] == ["0", "2", "0", "1", "127.0.0.1"]
     assert second[:4] == ["1", "2", "0", "1"]
     assert first[5] == second[5]
-    assert sorted(kinds(run_dir)) == ["finished", "launched", "started", "submitted"]
+    assert sorted(kinds(run_dir)) == ["finished", "launched", "network", "started", "submitted"]
+    files = [path for path in run_dir.path.rglob("*") if path.is_file()]
+    assert not [path for path in files if b"hf_s3cret" in path.read_bytes()]
 
 
 def test_a_job_of_this_machine_keeps_the_devices_and_the_wish_of_who_sent_it(
@@ -122,8 +127,8 @@ def test_a_failure_within_the_budget_is_tried_again(workplace):
     code = "import os, sys; sys.exit(3 if os.environ['HPCDDP_ATTEMPT'] == '0' else 0)"
     submit("r", code, "requeue.max_failures=1")
     assert hpcddp("wait", "r").returncode == 0
-    ends = ["requeued", "launched", "started", "finished"]
-    assert kinds(RunDir(workplace / "runs" / "r"))[-4:] == ends
+    ends = ["requeued", "launched", "network", "started", "finished"]
+    assert kinds(RunDir(workplace / "runs" / "r"))[-5:] == ends
 
 
 def test_the_job_outlives_the_terminal_it_was_sent_from(workplace):

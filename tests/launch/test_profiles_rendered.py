@@ -4,6 +4,7 @@ A golden file is never written by a test run. After a change that is meant, make
 `python tests/launch/test_profiles_rendered.py` and read the difference.
 """
 
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.cluster.known_variables import KNOWN
-from hpcddp.cluster.profile import ClusterProfile, load_profile
+from hpcddp.cluster.profile import ClusterProfile, load_profile, settle
 from hpcddp.cluster.profile_file import list_profiles, read_merged
 from hpcddp.cluster.variable_check import variable_warnings
 from hpcddp.config.files import shipped_dir
@@ -34,8 +35,12 @@ TYPED = dict.fromkeys(
     ("berzelius", "deltaai", "fir", "leonardo", "narval", "perlmutter", "rorqual"),
     ("resources.account=acct",),
 )
+ONE_PROCESS = ("command=[echo]", "resources.processes_per_node=1")  # as `compare` sends it
 NO_SHAPE = ("efa", "ethernet", "gpudirect-tcpx", "infiniband", "roce", "slingshot-amd")
 TYPED |= dict.fromkeys((*NO_SHAPE, "slingshot-nvidia"), ("resources.gpus_per_node=4",))
+TYPED |= dict.fromkeys(
+    ("nibi", "trillium"), ("resources.account=acct", "resources.gpus_per_node=1")
+)
 TYPED |= {"leonardo": ("resources.account=acct",), "della": ("resources.gpus_per_node=2",)}
 
 
@@ -67,20 +72,21 @@ def test_the_script_of_a_profile_is_unchanged(name, nodes):
 
 @pytest.mark.parametrize(("name", "nodes"), CASES)
 def test_bash_accepts_the_script_of_every_profile(name, nodes):
-    check = subprocess.run(["bash", "-n"], input=rendered(name, nodes), text=True)
-    assert check.returncode == 0
+    assert subprocess.run(["bash", "-n", golden(name, nodes)]).returncode == 0
 
 
 def test_no_golden_script_is_left_over():
     assert sorted(GOLDEN.glob("*")) == sorted(golden(name, nodes) for name, nodes in CASES)
 
 
+@functools.cache
 def all_settled(name) -> list[ClusterProfile]:
     """The profile in every queue, with every variant, on one node and on two."""
-    values = read_merged(name, HERE).values
+    merged = read_merged(name, HERE)
+    values = merged.values
     queues, variants = [None, *values.get("queues", {})], [None, *values.get("variants", {})]
     return [
-        load_profile(name, HERE, Resources(nodes=nodes, queue=queue, variant=variant))
+        settle(merged, Resources(nodes=nodes, queue=queue, variant=variant), HERE)
         for nodes in (1, 2)
         for queue in queues
         for variant in variants
@@ -98,24 +104,38 @@ def test_every_queue_and_variant_of_a_profile_renders(name):
             assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
 
 
+@pytest.mark.parametrize(
+    "words", [("train.replicas=dp",), ("resources.launch=torchrun",), ONE_PROCESS]
+)
+@pytest.mark.parametrize(("name", "option"), [("lumi", "--cpu-bind="), ("frontier", "--gpu-bind=")])
+def test_one_process_or_torchrun_with_a_whole_node_is_not_tied_to_the_share_of_one_gpu(
+    name, option, words
+):
+    assert option in rendered(name, 1)
+    script = rendered(name, 1, *words)
+    assert option not in script
+    assert "--gpus-per-task=1" not in script
+    assert "--cpus-per-task=56 " in script
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_profile_says_where_it_is_from_and_why(name):
     profile = load_profile(name, HERE)
     assert profile.description
     assert profile.status != "personal"
-    if profile.status == "generic":
-        return
     assert profile.verified_on.startswith("20")
     assert profile.sources
     for settled in all_settled(name):
-        settings = {**settled.env, **settled.caches, **settled.sbatch, **settled.srun}
+        rules = {name: setting for _, name, setting in settled.network}
+        settings = {**settled.env, **settled.caches, **settled.sbatch, **settled.srun, **rules}
         assert all(len(setting.why) > 15 for setting in settings.values())
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_profile_sets_a_variable_that_nobody_reads_or_that_does_harm(name):
     for settled in all_settled(name):
-        assert variable_warnings({key: part.value for key, part in settled.env.items()}) == ()
+        both = {**settled.env, **settled.caches}
+        assert variable_warnings({key: part.value for key, part in both.items()}) == ()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -74,12 +74,10 @@ def test_a_profile_s_variables_carry_their_reason_and_yield_to_the_user(tmp_path
     changes = {
         "env": {"NCCL_SOCKET_IFNAME": EnvSetting("=ib 0", why)},
         "setup": ("true # module load cuda",),
-        "host_suffix": "-ib0",
     }
     script = rendered("generic", [], profile_changes=changes)
     assert f"# {why}\n" in script
     assert "true # module load cuda\n" in script
-    assert "export HPCDDP_HOST_SUFFIX=-ib0\n" in script
     line = next(line for line in script.splitlines() if "NCCL_SOCKET_IFNAME" in line)
     for before, after in (("", "=ib 0"), ("export NCCL_SOCKET_IFNAME=mine;", "mine")):
         words = ["bash", "-c", f'{before}{line}; printf %s "$NCCL_SOCKET_IFNAME"']
@@ -88,7 +86,7 @@ def test_a_profile_s_variables_carry_their_reason_and_yield_to_the_user(tmp_path
         assert seen.stdout == after
 
 
-@pytest.mark.parametrize("key", ["interface", "hca", "master_as"])
+@pytest.mark.parametrize("key", ["host_suffix", "interface", "hca", "master_as"])
 def test_rules_for_the_network_reach_the_nodes_and_yield_to_the_user(key):
     changes = {key: EnvSetting("all:^eth*, x", "eth0 is slow")}
     lines = rendered("generic", [], profile_changes=changes).splitlines()

@@ -47,6 +47,18 @@ def test_changed_settings_are_kept_and_rendered(run_dir):
     assert "#SBATCH --time=08:00:00" in run_dir.script.read_text()
 
 
+def test_a_run_may_go_on_as_dataparallel_on_one_node_alone(run_dir):
+    run_dir.append_event("failed")
+    before = run_dir.config.read_text(), run_dir.read_events()
+    with pytest.raises(HpcddpError, match="one node with one process"):
+        hpcddp("resume", "r", "train.replicas=dp")
+    assert (run_dir.config.read_text(), run_dir.read_events()) == before
+    hpcddp("resume", "r", "train.replicas=dp", "resources.nodes=1", "resources.gpus_per_node=4")
+    script = run_dir.script.read_text()
+    assert "#SBATCH --nodes=1\n" in script
+    assert "#SBATCH --ntasks-per-node=1\n" in script
+
+
 def test_a_finished_run_needs_a_new_length(run_dir):
     run_dir.append_event("finished", step=1)
     with pytest.raises(HpcddpError, match=r"is finished.*train\.max_epochs=N"):

@@ -14,6 +14,7 @@ from hpcddp.launch.request import Request, check_sizes, resolve_request
 from hpcddp.launch.step import Place
 from hpcddp.run_dir import RunDir
 
+TODAY = datetime.date(2026, 11, 30)
 PLACE = Place(RunDir(Path("/shared/runs/r")), python="/py", work_dir=Path("/home/me"))
 
 
@@ -150,6 +151,7 @@ def test_the_longest_time_may_depend_on_the_nodes(asked, nodes, time):
 def test_a_limit_in_node_hours_is_shared_by_the_nodes(asked):
     limits = asked(GPUS + "limits: {node_hours: 1.5, time_max: '24:00:00'}").profile.limits
     assert (longest_time(limits, 1), longest_time(limits, 3)) == ("90", "30")
+    assert longest_time(limits, 91) == "1"  # Slurm knows no shorter time
 
 
 PAIR = (
@@ -213,7 +215,8 @@ def test_the_user_s_own_value_of_a_cache_wins(asked, tmp_path):
 
 def test_lines_for_each_node_run_before_the_processes_and_their_failure_stops_the_job(asked):
     script = script_of(asked(GPUS + "setup_node: [mkdir -p /tmp/x, venv]"))
-    assert "srun --nodes=2 --ntasks=2 --ntasks-per-node=1 bash -c" in script
+    all_cores = "--cpus-per-task=32 bash -c"
+    assert f"srun --nodes=2 --ntasks=2 --ntasks-per-node=1 {all_cores}" in script
     bad = script_of(asked(GPUS + "setup_node: ['exit 3']"))
     assert run_lines(bad, "read -r -d '' on_every_node", {}).returncode == 3
 
@@ -278,10 +281,115 @@ def test_another_program_than_srun_may_start_the_nodes(asked):
     assert "\nsrun" not in script
 
 
+ONE_GPU_EACH = (
+    "srun: {gpus-per-task: {value: 1, why: one each, one_gpu: true}, mpi: {value: none, why: w}}\n"
+)
+SHAPES = {
+    "one process per GPU": ((), True),
+    "DataParallel": (("train.replicas=dp",), False),
+    "torchrun": (("resources.launch=torchrun",), False),
+    "the user's own word": (("train.replicas=dp", "resources.srun.gpus-per-task=2"), True),
+}
+
+
+@pytest.mark.parametrize(("words", "kept"), SHAPES.values(), ids=SHAPES)
+def test_an_option_for_tasks_with_one_gpu_is_left_out_where_a_task_has_a_node(asked, words, kept):
+    script = script_of(asked(GPUS + ONE_GPU_EACH, *words, nodes=1))
+    assert ("--gpus-per-task=" in script) == kept
+    assert "--mpi=none" in script
+
+
+def test_a_users_own_program_with_all_gpus_of_its_node_is_not_kept_to_one_either(asked):
+    one = asked(GPUS + ONE_GPU_EACH, "command=[echo]", "resources.processes_per_node=1")
+    assert "--gpus-per-task=" not in script_of(one)
+
+
+@pytest.mark.parametrize("program", ["", "launch_program: [ibrun]\nnode_rank_variable: PMI_RANK\n"])
+def test_the_user_chooses_between_srun_and_torchrun(asked, program):
+    text = GPUS + f"launch: torchrun\n{program}"
+    assert "torchrun_node" in script_of(asked(text))
+    own = asked(text, "resources.launch=srun")
+    assert "\nsrun --kill-on-bad-exit=1" in script_of(own)
+    assert "torchrun_node" not in script_of(own)
+    assert own.profile.origins[("launch",)] == "resources.launch"
+    assert "#SBATCH --ntasks-per-node=1\n" in script_of(asked(GPUS, "resources.launch=torchrun"))
+
+
+def test_another_way_of_launching_is_refused_where_there_is_none(asked):
+    with pytest.raises(ConfigError, match="use srun or torchrun"):
+        asked(GPUS, "resources.launch=mpirun")
+    with pytest.raises(ConfigError, match="without srun"):
+        asked("launcher: local\ngpu_request: none", "resources.launch=torchrun")
+
+
+def test_what_holds_only_in_a_container_is_left_out_without_one(asked):
+    text = GPUS + (
+        "container: {runtime: wrap, wrap: [enter, -B, '{mounts}', '{image}'], mounts: [/data]}\n"
+        "variants: {in_container: {when: {container: true}, modules: [load bindings]}}\n"
+    )
+    assert "bindings" not in script_of(asked(text))
+    inside = script_of(asked(text, "resources.container=img.sif"))
+    assert "module load bindings\n" in inside
+    assert "enter -B /shared/runs,/home/me,/data img.sif" in inside
+
+
+NAMES_AND_RULE = (
+    "interface: {value: hsn0, why: fast}\nhca: {value: mlx5_0, why: near}\nenv:\n"
+    "  GLOO_SOCKET_IFNAME: {value: hsn0, why: fast}\n"
+    "  NCCL_SOCKET_IFNAME: {value: hsn, why: fast}\n"
+    "  NCCL_IB_HCA: {value: mlx5, why: data}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("exported", "seen"),
+    [
+        ({}, ["hsn0", "hsn", "mlx5", "hsn0", "mlx5_0"]),
+        ({"HPCDDP_INTERFACE": "eth1"}, ["", "", "mlx5", "eth1", "mlx5_0"]),
+        ({"HPCDDP_HCA": "nearest"}, ["hsn0", "hsn", "", "hsn0", "nearest"]),
+        ({"NCCL_SOCKET_IFNAME": "ib0"}, ["hsn0", "ib0", "mlx5", "hsn0", "mlx5_0"]),
+        ({"GLOO_SOCKET_IFNAME": "x", "HPCDDP_INTERFACE": "y"}, ["x", "", "mlx5", "y", "mlx5_0"]),
+    ],
+)
+def test_a_rule_of_the_users_wins_over_names_that_the_profile_gives(asked, exported, seen):
+    script = script_of(asked(GPUS + NAMES_AND_RULE))
+    lines = [line for line in script.splitlines() if "|| export" in line]
+    names = "$GLOO_SOCKET_IFNAME,$NCCL_SOCKET_IFNAME,$NCCL_IB_HCA,$HPCDDP_INTERFACE,$HPCDDP_HCA"
+    words = ["bash", "-c", "\n".join([*lines, f'printf %s "{names}"'])]
+    told = subprocess.run(words, env=exported, capture_output=True, text=True).stdout
+    assert told.split(",") == seen
+    rows = {row.name: row for row in explain(asked(GPUS + NAMES_AND_RULE), exported, TODAY).env}
+    assert [rows[name].value.replace("(not set)", "") for name in names[1:].split(",$")] == seen
+
+
+def test_what_the_user_has_exported_survives_a_script_of_the_machine(workplace, tmp_path):
+    machine = tmp_path / "env.sh"
+    machine.write_text("export NCCL_BUFFSIZE=1 NCCL_PROTO=Simple\n")
+    for name in ("gcp-a3-mega", "gcp-a3-ultra"):
+        request = resolve_request(Request(cluster=name, resources={"nodes": 2}), {})
+        [line] = [line for line in request.profile.setup_task if line.startswith(". ")]
+        lines = "\n".join(request.profile.setup_task).replace(line, f". {machine}")
+        words = ["bash", "-c", f'{lines}\necho "$NCCL_BUFFSIZE $NCCL_PROTO"']
+        environ = {"PATH": "/usr/bin:/bin", "NCCL_PROTO": "a b"}
+        assert (
+            subprocess.run(words, env=environ, capture_output=True, text=True).stdout == "1 a b\n"
+        )
+
+
 def test_exported_variables_are_checked_at_submission(asked):
     profile = asked(GPUS + "env: {NCCL_ALGO: {value: Tree, why: measured}}").profile
     assert exported_warnings(profile, {"NCCL_ALGO": "Tree", "HOME": "/"}) == ()
     assert "TCP" in exported_warnings(profile, {"NCCL_IB_DISABLE": "1"})[0]
+
+
+def test_names_that_nobody_reads_are_found_in_a_profile_of_ones_own(asked):
+    text = (
+        "env: {NCCL_SOCKET_IFNAM: {value: ib0, why: the fast one}}\n"
+        "caches: {MIOPEN_USER_DB: {value: /tmp/x, why: not on Lustre}}\n"
+    )
+    one, two = exported_warnings(asked(GPUS + text).profile, {})
+    assert "MIOPEN_USER_DB_PATH" in one
+    assert "did you mean NCCL_SOCKET_IFNAME?" in two
 
 
 @pytest.mark.parametrize(("today", "warns"), [((2027, 8, 31), False), ((2027, 9, 1), True)])

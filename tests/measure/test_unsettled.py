@@ -1,11 +1,14 @@
-"""How many steps after a pause are left out, so that what the loader put by does not count."""
+"""Who takes steps when, and how many after a pause are left out: what the loader put by."""
 
 import pytest
 
+from hpcddp.config.layout import ProcessLayout
 from hpcddp.config.load import Layer, command_line_layer, resolve
+from hpcddp.measure import sweep
 from hpcddp.measure.bench import unsettled_steps
 from hpcddp.measure.blocks import Block, CellRecord
 from hpcddp.measure.cells import MODES, Cell, Wanted, config_of
+from hpcddp.measure.evidence import Circumstances
 from hpcddp.measure.gpu_use import GpuUse
 from hpcddp.measure.node_comparison import _visit_all
 
@@ -33,11 +36,13 @@ def test_what_the_loader_can_have_put_by_is_used_up_first(cell, workers, micro_b
 class Group:
     """Stands in for one: notes what it is asked for."""
 
-    def __init__(self, cell, config):
+    def __init__(self, cell, config, log=None):
         self.cell, self.config, self.asked = cell, config, []
+        self.log = [] if log is None else log
 
     def take(self, steps, *, discard=1, sync=True):
         self.asked.append((discard, sync))
+        self.log.append((self.cell.name, sync))
         return [Block([1.0] * steps, discard, 1.0)]
 
 
@@ -49,3 +54,60 @@ def test_a_visit_leaves_them_out_but_not_once_more_without_exchange():
     assert groups[0].asked == [(1 + 8, True)]
     assert groups[1].asked == [(1 + 2, True), (1, False)]
     assert [record.discarded for record in records] == [9, 4]
+
+
+def test_modes_take_turns_and_every_other_round_goes_backwards():
+    log, cells = [], [Cell("single", 1), Cell("dp", 2), Cell("ddp", 2)]
+    groups = [Group(cell, config_with(cell), log) for cell in cells]
+    for number in range(3):
+        _visit_all(groups, [CellRecord() for _ in cells], Wanted(MODES, (1, 2)), number, GpuUse([]))
+    there = ["single x 1", "dp x 2", "ddp x 2"]
+    assert [name for name, sync in log if sync] == [*there, *reversed(there), *there]
+    at = log.index(("ddp x 2", True))
+    assert log[at + 1] == ("ddp x 2", False)  # beside it, so that the same disturbs both
+
+
+class Bench:
+    """One setting of a sweep in one process; a block is its number."""
+
+    def __init__(self, number, log):
+        self.number, self.log = number, log
+
+    def take(self, steps, *, discard=1, sync=True):
+        self.log.append((self.number, sync))
+        return self.number
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """A sweep's process whose job has no other."""
+
+    def gather(own, found, dst, group):
+        found[0] = own
+
+    monkeypatch.setattr(sweep.dist, "new_group", lambda backend: None)
+    monkeypatch.setattr(sweep.dist, "gather_object", gather)
+
+
+def test_settings_of_a_sweep_take_turns_too(alone):
+    log = []
+    benches = [Bench(number, log) for number in range(3)]
+    records = sweep._Gatherer(ProcessLayout()).measure(benches, 2, 5, unsettled=2)
+    assert [number for number, sync in log if sync] == [0, 1, 2, 2, 1, 0]
+    assert log[:2] == [(0, True), (0, False)]
+    assert [record.visits for record in records] == [[[number]] * 2 for number in range(3)]
+    assert [record.without_sync for record in records] == [[[number]] * 2 for number in range(3)]
+
+
+def test_a_sweep_claims_no_memory_for_one_of_its_settings():
+    config = config_with(Cell("ddp", 4))
+    block = Block([1.0], 1, 1.0, resident_bytes=100, memory_bytes=[100])
+    records = [CellRecord(visits=[[block, block]]) for _ in range(2)]
+    settings = [{"ddp.bucket_cap_mib": mib} for mib in (1, 25)]
+    where = Circumstances("gloo", cpus_are_shared=True)
+    document = sweep._document(config, settings, records, ProcessLayout(world_size=2), where)
+    for row in document["rows"]:
+        assert (row["memory_bytes_per_device"], row["memory_imbalance"]) == (None, None)
+        assert row["resident_bytes_per_process"] == []
+    assert any("those of all settings at once" in line for line in document["not_measured"])
+    assert any("had to share a CPU" in line for line in document["verdict"]["evidence"])

@@ -1,6 +1,7 @@
 """`bench allreduce` between nodes whose links have a known speed, against the kernel's counters."""
 
 import json
+import sys
 
 import pytest
 from hpcddp_user import Hpcddp
@@ -49,3 +50,16 @@ def test_it_finds_the_speed_of_the_link_and_sends_what_theory_says(shaped, tmp_p
         if speeds == (pytest.approx(GBIT_PER_S, rel=0.1), pytest.approx(GBIT_PER_S, rel=0.1)):
             return
     pytest.fail(f"largest size and line, GB/s: {found}")
+
+
+def test_in_an_allocation_it_measures_among_all_processes_of_its_nodes(cluster):
+    words = "bench allreduce --sizes 1KiB..4KiB --seconds-per-size 0.01 --json"
+    line = f"srun {sys.executable} -m hpcddp {words}"
+    options = ("-N2", "--ntasks-per-node=2", "--export=ALL,OMP_NUM_THREADS=1")
+    job_id = cluster.sbatch(f"#!/bin/bash\n{line} 2>/dev/null\n", *options)
+    cluster.wait(job_id, {"COMPLETED", "FAILED"}, timeout=300)
+    report = json.loads(cluster.output(job_id))
+    assert (report["world_size"], report["nodes"], len(report["hosts"])) == (4, 2, 2)
+    assert [row["bytes"] for row in report["rows"]] == [1024, 2048, 4096]
+    for row in report["rows"]:  # of what each process sends, 1 of 3 parts must leave the node
+        assert row["node_gb_per_s"] / 2 == pytest.approx(row["busbw_gb_per_s"] / 3)

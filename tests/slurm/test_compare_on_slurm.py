@@ -16,19 +16,22 @@ CLUSTER = ["--cluster", "testcluster", "--json"]
 
 
 def test_one_job_holds_the_node_and_measures_all_modes(cluster, hpcddp):
-    words = ["--devices", "1,2", "--rounds", "1", "--steps", "1", "--name", "c", *TINY]
+    """With as many images per device in each: two of four."""
+    words = ["--weak", "--devices", "1,2", "--rounds", "1", "--steps", "1", "--name", "c", *TINY]
     done = hpcddp("compare", *CLUSTER, *words)
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
     assert [(row["mode"], row["devices"]) for row in rows] == [
         *(("single", 1), ("dp", 1), ("ddp", 1), ("dp", 2), ("ddp", 2))
     ]
+    assert [row["global_batch"] for row in rows] == [2, 2, 2, 4, 4]
     [sent] = hpcddp.events("c", "submitted")
     job = cluster.show(sent["job_id"])
     assert (job["NumNodes"], job["NumTasks"], job["CPUs/Task"]) == ("1", "1", "2")
     assert job["OverSubscribe"] == "NO"  # of a node that other jobs may share: OK
     document = json.loads((hpcddp.run_dir("c").reports / "compare.json").read_text())
     assert document["rows"] == rows
+    assert (document["strong"], set(document["gustafson"])) == (False, {"dp", "ddp"})
     assert document["machine"]["hosts"] == [job["NodeList"]]
 
 
@@ -56,5 +59,9 @@ def test_a_sweep_over_two_nodes_tells_exposed_from_total_communication(slow, tmp
     hidden = [1 - row["exposed_comm_fraction"] / row["comm_fraction"] for row in (many, one)]
     assert hidden[0] > 0.01  # what is ready early is sent while backward goes on
     assert hidden[1] == pytest.approx(0, abs=1e-3)  # a single bucket has nothing to hide behind
+    # Two ways to the same: the moments in the step, and the same step without any exchange.
+    measured = one["no_sync_exposed_fraction"]
+    assert measured > 0.1
+    assert measured == pytest.approx(one["exposed_comm_fraction"], abs=0.3)
     hosts = json.loads((hpcddp.run_dir("s").reports / "compare.json").read_text())["machine"]
     assert hosts["hosts"] == list(slow.nodes)

@@ -1,9 +1,13 @@
-"""`doctor --nodes N` on real nodes: healthy ones, a slow one, a folder that is not shared."""
+"""`doctor --nodes N` on real nodes: healthy ones, and nodes to which much was done."""
 
 import json
 import sys
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
+
+import hpcddp as package
 
 
 def doctor(hpcddp, *words):
@@ -17,41 +21,84 @@ def failed(report):
     return [check for check in report["checks"] if check["status"] == "fail"]
 
 
-@pytest.mark.parametrize("nodes", [2, 4])
-def test_healthy_nodes_pass(hpcddp, cluster, nodes):
-    code, report = doctor(hpcddp, "--nodes", str(nodes), "resources.cpus_per_process=1")
+def test_healthy_nodes_pass(hpcddp, cluster):
+    code, report = doctor(hpcddp, "--nodes", "4", "resources.cpus_per_process=1")
     assert (code, failed(report)) == (0, [])
     good = [check for check in report["checks"] if check["status"] == "ok"]
-    hosts = set(cluster.nodes[:nodes])
-    for name in ("names of all nodes", "interface", "cores", "cores of a loader worker"):
+    hosts = set(cluster.nodes[:4])
+    of_each = ("names of all nodes", "way to rank 0", "interface", "cores")
+    for name in (*of_each, "cores of a loader worker"):
         assert {check["host"] for check in good if check["name"] == name} == hosts, name
     names = {check["name"] for check in good}
     assert names >= {"slurm", "clocks", "all-reduce exact", "versions"}
     # What the kind of file system left open, the nodes have proven.
     shared = [check for check in report["checks"] if check["name"] == "run directory shared"]
     assert [check["status"] for check in shared] == ["ok", "ok"]
-    assert len(report["pairs"]) == nodes * (nodes - 1) // 2
+    assert len(report["pairs"]) == 4 * 3 // 2
 
 
 @pytest.fixture
-def slow_node(cluster):
-    """The third node, which sends with 100 Mbit/s only."""
-    node = cluster.nodes[2]
-    shape = "root tbf rate 100mbit burst 64kb latency 50ms"
-    done = cluster.node_exec(node, ["tc", "qdisc", "add", "dev", "eth0", *shape.split()])
-    assert done.returncode == 0, done.stderr
-    yield node
-    done = cluster.node_exec(node, ["tc", "qdisc", "del", "dev", "eth0", "root"])
-    assert done.returncode == 0, done.stderr
+def on_node(cluster):
+    """Return a function that runs a command on a node, and one that undoes it after the test."""
+    with ExitStack() as later:
+
+        def run(node, command, undo):
+            done = cluster.node_exec(node, command.split())
+            assert done.returncode == 0, done.stderr
+            later.callback(cluster.node_exec, node, undo.split())
+
+        yield run
 
 
-def test_a_node_with_a_slow_link_is_named(hpcddp, slow_node):
-    code, report = doctor(hpcddp, "--nodes", "4")
+@pytest.fixture
+def sick_nodes(cluster, on_node, tmp_path):
+    """Four nodes. The second one knows other names than the rest, runs an older hpcddp and has no
+    data; the third has a small /dev/shm and sends slowly to all; the second does to the fourth.
+    """
+    _, second, third, fourth = cluster.nodes[:4]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "image").touch()
+    hosts = (cluster.state_dir / "etc" / "hosts").read_text()
+    lines = [line for line in hosts.splitlines() if third not in line.split()]
+    text = "\n".join(lines).replace(cluster.addresses[fourth], "127.0.1.1")
+    (tmp_path / "hosts").write_text(f"{text}\n")
+    old = Path(package.__file__).read_text().replace(package.__version__, "0.0.1")
+    (tmp_path / "old.py").write_text(old)
+    for own, place in (("hosts", "/etc/hosts"), ("old.py", package.__file__)):
+        on_node(second, f"mount --bind {tmp_path}/{own} {place}", f"umount {place}")
+    data = tmp_path / "data"
+    on_node(second, f"mount -t tmpfs tmpfs {data}", f"umount {data}")
+    on_node(third, "mount -t tmpfs -o size=64m tmpfs /dev/shm", "umount /dev/shm")
+    slow, no_longer = "root tbf rate 100mbit burst 64kb latency 50ms", "tc qdisc del dev eth0 root"
+    on_node(third, f"tc qdisc add dev eth0 {slow}", no_longer)
+    on_node(second, "tc qdisc add dev eth0 root handle 1: htb", no_longer)
+    for line in (
+        "class add dev eth0 parent 1: classid 1:4 htb rate 100mbit burst 64kb quantum 60000",
+        f"filter add dev eth0 parent 1: u32 match ip dst {cluster.addresses[fourth]} flowid 1:4",
+    ):
+        on_node(second, f"tc {line}", "true")
+    return data
+
+
+def test_one_look_finds_what_is_wrong_with_each_node(hpcddp, cluster, sick_nodes):
+    hpcddp.env["OMP_NUM_THREADS"] = "5"
+    code, report = doctor(hpcddp, "--nodes", "4", f"data.root={sick_nodes}")
+    _, second, third, fourth = cluster.nodes[:4]
+    found = {(check["name"], check["host"]): check["found"] for check in failed(report)}
+    expected = {
+        ("names of all nodes", second): f"no address for {third}; {fourth} means this host itself",
+        ("versions", second): "hpcddp 0.0.1",
+        ("data path", second): f"no file in {sick_nodes}",
+        ("/dev/shm", third): "MiB free",
+        ("pairs of nodes", third): "slow node",
+        ("pairs of nodes", f"{second} - {fourth}"): "slow link",
+    }
     assert code == 1
-    [slow] = failed(report)
-    assert (slow["name"], slow["host"]) == ("pairs of nodes", slow_node)
-    assert "slow node" in slow["found"]
-    assert slow_node in slow["fix"]
+    assert set(found) == set(expected)
+    for place, said in expected.items():
+        assert said in found[place]
+    warned = {check["host"] for check in report["checks"] if check["name"] == "threads"}
+    assert warned == set(cluster.nodes[:4])
 
 
 @pytest.fixture

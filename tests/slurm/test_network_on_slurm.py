@@ -105,9 +105,11 @@ def rule(value):
     return f'interface: {{value: "{value}", why: for this test}}'
 
 
-def choices(hpcddp):
-    [event] = hpcddp.events("r", "network")
-    return event["choices"]
+def choices(hpcddp, host="gpu-01"):
+    """What was written down of a node's choices, by its first process and no other."""
+    told = {event["host"]: event["choices"] for event in hpcddp.events("r", "network")}
+    assert set(told) == set(hpcddp.cluster.nodes[:2])
+    return told[host]
 
 
 def check_only(link, sent):
@@ -126,8 +128,9 @@ def test_without_a_rule_the_link_to_the_master_is_used(slow_link, hpcddp, submit
         "GLOO_SOCKET_IFNAME=eth0: it has the address of gpu-01, where rank 0 is",
         "NCCL_SOCKET_IFNAME==eth0: it has the address of gpu-01, where rank 0 is",
     ]
-    log = hpcddp.run_dir("r").rank_log(0, 1).read_text()
-    assert f"Network: GLOO_SOCKET_IFNAME=eth0: it leads to gpu-01 ({address})" in log
+    there = f"GLOO_SOCKET_IFNAME=eth0: it leads to gpu-01 ({address})"
+    assert there in choices(hpcddp, "gpu-02")
+    assert f"Network: {there}" in hpcddp.run_dir("r").rank_log(0, 1).read_text()
 
 
 @pytest.mark.parametrize("value", ["eth1", "^docker0,eth0"])
@@ -139,10 +142,18 @@ def test_the_slow_link_is_used_where_the_profile_says_so(
     assert f"GLOO_SOCKET_IFNAME=eth1: HPCDDP_INTERFACE={value}" in choices(hpcddp)
 
 
-@pytest.mark.parametrize("value", ["^eth1", "docker0,eth*"])
-def test_the_slow_link_is_left_where_the_profile_says_so(slow_link, submit, sent_mib, value):
-    submit(rule(value))
+def test_the_slow_link_is_left_where_the_profile_says_so(slow_link, submit, sent_mib):
+    submit(rule("^eth1"))
     check_only("eth0", sent_mib())
+
+
+def test_without_the_network_that_the_profile_prefers_the_link_to_the_master_is_used(
+    slow_link, hpcddp, submit, sent_mib
+):
+    submit(rule("infiniband,ib*,default-route"))
+    check_only("eth0", sent_mib())
+    said = "\n".join(choices(hpcddp, "gpu-02"))
+    assert "nothing else of that is up with an address, and it leads to gpu-01" in said
 
 
 def test_all_links_are_used_where_the_profile_says_so(slow_link, submit, sent_mib):
@@ -159,15 +170,16 @@ def test_what_the_user_has_exported_wins_over_the_profile(slow_link, hpcddp, sub
     assert said in choices(hpcddp)
 
 
-def test_a_users_own_rule_wins_over_the_profiles(slow_link, submit, sent_mib):
-    submit(rule("eth0"), HPCDDP_INTERFACE="eth1")
+def test_a_users_own_rule_wins_over_the_profiles_rule_and_names(slow_link, submit, sent_mib):
+    names = [f"{lib}_SOCKET_IFNAME: {{value: eth0, why: w}}" for lib in ("GLOO", "NCCL")]
+    submit(f"{rule('eth0')}\nenv: {{{', '.join(names)}}}", HPCDDP_INTERFACE="eth1")
     check_only("eth1", sent_mib())
 
 
 def test_the_second_name_of_the_nodes_leads_over_their_second_link(
     slow_link, hpcddp, submit, sent_mib
 ):
-    submit("host_suffix: -slow")
+    submit("host_suffix: {value: -slow, why: for this test}")
     check_only("eth1", sent_mib())
     [address, *_] = choices(hpcddp)
     assert address == f"MASTER_ADDR=gpu-01-slow ({SLOW}.1): HPCDDP_HOST_SUFFIX, and it resolves"
@@ -177,7 +189,7 @@ def test_the_second_name_of_the_nodes_leads_over_their_second_link(
 def test_a_second_name_that_does_not_resolve_is_left_and_training_uses_the_first(
     hpcddp, submit, launch
 ):
-    profile = f"host_suffix: -ib0\nlaunch: {launch}"
+    profile = f"host_suffix: {{value: -ib0, why: for this test}}\nlaunch: {launch}"
     submit(profile, training=True, words=SMALLEST)
     assert hpcddp.status("r")["step"] == 1
     if launch == "srun":
@@ -199,14 +211,18 @@ def test_an_interface_that_no_node_has_fails_the_job_and_names_host_and_key(
     assert "no interface of gpu-0" in status["reason"]
 
 
-def test_a_master_whose_name_is_loopback_everywhere_fails_the_job(hpcddp, cluster, submit):
-    hosts = cluster.state_dir / "etc" / "hosts"
-    before = hosts.read_text()
-    hosts.write_text(before.replace(f"{cluster.addresses['gpu-01']} gpu-01", "127.0.1.1 gpu-01"))
+def test_a_master_whose_name_is_loopback_on_another_node_fails_the_job(
+    hpcddp, cluster, submit, tmp_path
+):
+    hosts = (cluster.state_dir / "etc" / "hosts").read_text()
+    own = tmp_path / "hosts"
+    own.write_text(hosts.replace(f"{cluster.addresses['gpu-01']} gpu-01", "127.0.1.1 gpu-01"))
+    mount = ["mount", "--bind", own, "/etc/hosts"]
+    assert cluster.node_exec("gpu-02", mount).returncode == 0
     try:
         submit(state="failed")
     finally:
-        hosts.write_text(before)
+        cluster.node_exec("gpu-02", ["umount", "/etc/hosts"])
     said = hpcddp.run_dir("r").rank_log(0, 1).read_text()
     assert "gpu-01, means gpu-02 itself (127.0.1.1)" in said
 
@@ -257,8 +273,9 @@ def test_nodes_with_names_of_their_own_meet_at_an_address_of_ipv6(
         for number, node in enumerate(cluster.nodes[:2], start=1):
             ip(cluster, node, [f"address del fd00:99::{number}/64 dev eth0"])
     check_only("eth0", sent_mib())
-    assert choices(hpcddp)[0] == "MASTER_ADDR=fd00:99::1: HPCDDP_MASTER_ADDR"
-    assert hpcddp.events("r", "network")[0]["host"] == "ip-10-0-0-0"
+    told = {event["host"]: event["choices"][0] for event in hpcddp.events("r", "network")}
+    said = "MASTER_ADDR=fd00:99::1: HPCDDP_MASTER_ADDR"
+    assert told == {"ip-10-0-0-0": said, "ip-10-0-0-1": said}
 
 
 def test_the_address_instead_of_the_name_reaches_a_users_own_program(hpcddp, cluster, tmp_path):

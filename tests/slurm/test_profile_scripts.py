@@ -2,10 +2,12 @@
 
 Names that only the real cluster knows (partitions, accounts, features, types of GPU) are taken
 out; everything else must be an option that sbatch knows, with a value it takes and a size that
-fits a node of that shape.
+fits a node of that shape. So must the options of srun, but for two that need a newer Slurm or a
+library. What only a variant adds (`segment`, `module`, `auto-resume`) this Slurm does not have.
 """
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,11 @@ ONLY_THERE = re.compile(r"^#SBATCH --(partition|account|qos|constraint|reservati
 GPU_TYPE = re.compile(
     r"^(#SBATCH --(?:gres=gpu|gpus-per-node|gpus|gpus-per-task)[:=])[a-z]\w*:", re.M
 )
+
+
+STEP = re.compile(r"^srun (--kill-on-bad-exit.*) \\$", re.M)
+NOT_HERE = {"--mpi=pmix", "--gres-flags=allow-task-sharing"}
+STEPS = sorted({options for path in SCRIPTS for options in STEP.findall(path.read_text())})
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +38,19 @@ def test_sbatch_takes_the_script_of_every_profile(large_nodes, script):
     answer = large_nodes.run(["sbatch", "--test-only"], input=text)
     assert answer.returncode == 0, answer.stderr
     assert " to start at " in answer.stderr
+
+
+@pytest.mark.parametrize("options", STEPS)
+def test_srun_takes_the_options_of_every_profile(large_nodes, options):
+    words = [word for word in shlex.split(options) if word not in NOT_HERE]
+    answer = large_nodes.run(["srun", "--test-only", "--nodes=1", "--ntasks=1", *words, "true"])
+    assert answer.returncode == 0, answer.stderr
+    assert " to start at " in answer.stderr
+
+
+def test_what_srun_does_not_know_is_noticed(large_nodes):
+    assert any("--gpu-bind=closest" in options for options in STEPS)
+    assert large_nodes.run(["srun", "--test-only", "-n1", "--gpu-bindd=none", "true"]).returncode
 
 
 def test_what_sbatch_does_not_know_is_noticed(large_nodes):

@@ -92,9 +92,11 @@ def test_a_written_profile_can_be_checked_explained_and_used(hpcddp, site, clust
 
 HOOKS = """
 extends: [testcluster]
-defaults: {resources: {processes_per_node: 2}}
+defaults: {resources: {processes_per_node: 2, cpus_per_process: 2}}
 setup: ['export FROM_BATCH="$SLURM_JOB_ID"']
-setup_node: ['echo "$SLURM_NODEID" >"PLACE/node-$(hostname)"']
+setup_node:
+  - 'echo "$SLURM_NODEID" >"PLACE/node-$(hostname)"'
+  - 'scontrol show step "$SLURM_JOB_ID.$SLURM_STEP_ID" >>"PLACE/node-$(hostname)"'
 setup_task: ['export FROM_TASK="$SLURM_PROCID"']
 env:
   PLAIN: {value: a b, why: a value with a blank}
@@ -108,7 +110,7 @@ def test_hooks_run_once_per_node_and_in_every_process(hpcddp, site, tmp_path):
     place = tmp_path / "place"
     place.mkdir()
     site("hooks", HOOKS.replace("PLACE", str(place)))
-    echo = 'echo "$PLAIN|$OF_NODE|$FROM_BATCH|$FROM_TASK|$RANK|"'
+    echo = 'echo "$PLAIN|$OF_NODE|$FROM_BATCH|$FROM_TASK|$RANK|cores $SRUN_CPUS_PER_TASK|"'
     shell = f'{echo}; test -d "$TRITON_CACHE_DIR" || exit 9'
     submit(hpcddp, "h", "hooks", shell=shell)
     hpcddp.wait_for("h", "finished")
@@ -116,11 +118,13 @@ def test_hooks_run_once_per_node_and_in_every_process(hpcddp, site, tmp_path):
     logs = sorted((hpcddp.runs / "h/logs/attempt-000").glob("rank-*.log"))
     for rank, log in enumerate(logs):
         node = rank // 2 + 1
-        assert f"a b|gpu-0{node}-x|{job_id}|{rank}|{rank}|" in log.read_text()
-    assert {path.name: path.read_text().strip() for path in place.glob("node-*")} == {
+        assert f"a b|gpu-0{node}-x|{job_id}|{rank}|{rank}|cores 2|" in log.read_text()
+    told = {path.name: path.read_text() for path in place.glob("node-*")}
+    assert {name: text.split()[0] for name, text in told.items()} == {
         "node-gpu-01": "0",
         "node-gpu-02": "1",
     }
+    assert all("CPUs=8 Tasks=2 " in text for text in told.values()), told
     assert len(list(place.glob("triton-*"))) == 4
 
 

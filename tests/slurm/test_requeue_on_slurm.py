@@ -70,6 +70,29 @@ def test_a_run_that_is_preempted_with_grace_goes_on(hpcddp, cluster, start, fini
     assert restarts(cluster, job_id) == 1
 
 
+@pytest.fixture
+def user_signal(cluster):
+    """An admin has turned it on: a preempted job gets the signal of --signal, and no SIGTERM."""
+    before = cluster.conf.read_text()
+    cluster.conf.write_text(f"{before}SlurmctldParameters=preempt_send_user_signal\n")
+    assert cluster.run(["scontrol", "reconfigure"]).returncode == 0
+    yield
+    cluster.conf.write_text(before)
+    assert cluster.run(["scontrol", "reconfigure"]).returncode == 0
+
+
+def test_a_run_that_is_preempted_with_its_own_signal_goes_on(
+    user_signal, cluster, hpcddp, start, finish, tmp_path
+):
+    say = STOPS[2].replace("exit 75", 'echo USR2 > "$0.signal"; exit 75').replace("TERM USR1 ", "")
+    job_id = start("resources.partition=preempt-grace", command=["bash", "-c", say])
+    cluster.preempt(job_id)
+    assert hpcddp.wait_for_event("demo", "requeued")["reason"] == "preempted"
+    assert (tmp_path / "demo.signal").read_text() == "USR2\n"
+    finish()
+    assert restarts(cluster, job_id) == 1
+
+
 def test_without_grace_slurm_requeues_by_itself_and_only_once(hpcddp, cluster, start, finish):
     job_id = start("resources.partition=preempt-nograce")
     cluster.preempt(job_id)

@@ -119,11 +119,12 @@ def test_a_rank_that_raises_ends_the_job_and_status_names_its_error(
     job_id = hpcddp.submit("r", *LONG, *data)
     status = hpcddp.wait_for("r", "failed", timeout=600)
     assert cluster.wait(job_id, {"FAILED"}) == "FAILED"
-    assert "UnidentifiedImageError" in status["reason"] or "07.JPEG" in status["reason"]
+    assert "07.JPEG cannot be decoded" in status["reason"]
     failures = [e for e in hpcddp.run_dir("r").read_events() if e["event"] == "failed"]
     first, last = failures[0]["time"], failures[-1]["time"]
     assert last - first < 60  # nobody waits for the one that is gone
     rank = failures[0]["global_rank"]
+    assert f"see {hpcddp.run_dir('r').rank_log(0, rank)}" in status["reason"]
     assert "07.JPEG" in hpcddp("logs", "r", "--rank", str(rank)).stdout
     assert hpcddp("wait", "r").returncode not in (0, 75)
 
@@ -132,12 +133,10 @@ def test_a_rank_killed_outright_ends_the_job(hpcddp, cluster):
     job_id = hpcddp.submit("r", *LONG)
     hpcddp.wait_for_step("r", 2)
     os.kill(hpcddp.pid_of_rank(job_id, 1), signal.SIGKILL)
-    killed = time.time()
-    assert cluster.wait(job_id, {"FAILED"}, timeout=90) == "FAILED"
-    assert time.time() - killed < 90
+    cluster.wait(job_id, "FAILED")
     status = hpcddp.status("r")
     assert status["state"] == "failed"
-    assert "rank 1" in status["reason"] or "SIGKILL" in status["reason"]
+    assert "rank 1" in status["reason"], status["reason"]
     assert not cluster.run(["squeue", "--noheader"]).stdout
 
 

@@ -132,6 +132,37 @@ def test_an_error_names_the_replica(bad):
     assert isinstance(caught.value.__cause__, ValueError)
 
 
+class FussyBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, images_nchw, weight):
+        ctx.is_bad = bool(images_nchw.max() > 2)
+        return images_nchw * weight
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if ctx.is_bad:
+            raise ValueError("too steep")
+        return None, gradient.sum()
+
+
+class Steep(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, images_nchw):
+        return FussyBackward.apply(images_nchw, self.weight)
+
+
+@pytest.mark.parametrize("bad", [0, 2])
+def test_an_error_in_backward_names_the_replica_too(bad):
+    images = torch.zeros(3, 1)
+    images[bad] = 5
+    logits = ThreadedDataParallel(Steep(), 3, NoTimer())(images)
+    with pytest.raises(RuntimeError, match=f"replica {bad} of 3: too steep"):
+        logits.sum().backward()
+
+
 def test_what_the_caller_decides_holds_in_the_threads(images):
     made = ready(model(), images)
     parallel = ThreadedDataParallel(made, 2, NoTimer())

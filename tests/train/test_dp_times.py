@@ -5,6 +5,7 @@ import time
 
 import pytest
 import torch
+import torchvision
 from test_step_timer import HandClock
 from torch import nn
 
@@ -188,6 +189,14 @@ def test_the_planned_bytes_are_those_that_were_copied_and_added(monkeypatch, rep
     assert planned.comm_bytes == moved["parameters"] + moved["gradients"]
     assert planned.buffer_bytes == moved["buffers"]
     assert planned == Traffic(*[2 * copies * n for n in (2 * 31 * 4, 6 * 4 + 8)])
+
+
+def test_eight_gpus_move_1430_megabytes_for_a_step_of_resnet50():
+    """The parameters to seven others and their gradients back: 2(n-1) times the model's size."""
+    with torch.device("meta"):
+        resnet50 = torchvision.models.resnet50()
+    plan = BatchPlan(global_batch=256, micro_batch=256, accumulation_steps=1, world_size=1)
+    assert dp_traffic(resnet50, plan, 8).comm_bytes == 2 * 7 * 102_228_128
 
 
 def test_the_cpu_time_of_each_replica_is_told_once():

@@ -36,14 +36,16 @@ def test_data_parallel_follows_the_curve_of_one_process(alone, devices, micro_ba
     assert losses_of(tmp_path) == pytest.approx(alone, rel=1e-5)
 
 
-def test_a_run_may_change_its_mode_whenever_it_goes_on(alone, tmp_path):
-    words = {"single": (), "dp": ("train.dp_devices=3",), "ddp": ()}
-    for steps, (mode, more) in zip((2, 4, 6), words.items(), strict=True):
+def test_a_run_may_change_its_mode_whenever_it_goes_on(tmp_path):
+    """There and back."""
+    modes = ("single", "dp", "ddp", "dp", "single")
+    for steps, mode in enumerate(modes, start=1):
         length = (f"train.max_steps={steps}", "optim.schedule=constant")
-        config = small_config(*NO_BATCH_NORM, f"train.replicas={mode}", *more, *length)
+        words = (f"train.replicas={mode}", "train.dp_devices=3", *length)
+        config = small_config(*NO_BATCH_NORM, *words)
         assert set(train_on(2 if mode == "ddp" else 1, tmp_path / "mixed", config)) == {0}
-    constant = small_config(*NO_BATCH_NORM, "optim.schedule=constant")
-    train_on(1, tmp_path / "one", constant)
+    constant = ("optim.schedule=constant", f"train.max_steps={len(modes)}")
+    train_on(1, tmp_path / "one", small_config(*NO_BATCH_NORM, *constant))
     assert losses_of(tmp_path / "mixed") == pytest.approx(losses_of(tmp_path / "one"), rel=1e-5)
 
 

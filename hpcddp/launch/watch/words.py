@@ -136,6 +136,11 @@ def metrics_line(record: Record, max_steps: int | None) -> str:
     return "  ".join(parts)
 
 
+def is_told(record: Record) -> bool:
+    """False for what people need not see as it comes: each node's network, but for the first's."""
+    return record.get("event") != "network" or not record.get("node_rank")
+
+
 def event_line(event: Record) -> str:
     """One event as a sentence; a kind that is not known here is shown as it is."""
     write = _EVENT_LINES.get(event["event"])
@@ -166,7 +171,7 @@ def _checkpoint_failed(event: Record) -> str:
 
 
 def _network(event: Record) -> str:
-    return f"network: {'; '.join(event.get('choices') or ['?'])}"
+    return f"network on {event.get('host', '?')}: {'; '.join(event.get('choices') or ['?'])}"
 
 
 def _failed(event: Record) -> str:

@@ -47,6 +47,9 @@ def followed(run_dir):
 
 
 def test_a_finished_run_is_told_in_lines_with_its_accuracy_at_the_end(run_dir):
+    for node_rank in (1, 0):
+        place = {"host": f"n{node_rank}", "node_rank": node_rank}
+        run_dir.append_event("network", **place, choices=["GLOO_SOCKET_IFNAME=ib0: so"])
     started(run_dir)
     append_json_line(run_dir.metrics, TRAIN)
     append_json_line(run_dir.metrics, EVALUATION)
@@ -56,12 +59,14 @@ def test_a_finished_run_is_told_in_lines_with_its_accuracy_at_the_end(run_dir):
     assert code == 0
     for line in (
         "on cluster local, 2 nodes x 1 process\n",
+        "network on n0: GLOO_SOCKET_IFNAME=ib0: so",
         "attempt 0 started: 2 processes on here, there",
         "step 10/20  epoch 0.50  loss 1.2500  312 images/s",
         "step 20/20  epoch 1.00  eval loss 0.1000  test accuracy 97.12 %",
         "checkpoint at step 20: 94.3 MB in 0.50 s",
     ):
         assert text.count(line) == 1, text
+    assert "n1" not in text
     assert text.splitlines()[-1] == "Run demo finished: test accuracy 97.12 %"
 
 

@@ -10,9 +10,10 @@ from hpcddp.run_dir import RunDir
 
 def test_the_choices_of_the_network_are_one_line(tmp_path):
     run_dir = RunDir(tmp_path)
-    run_dir.append_event("network", attempt=0, choices=["MASTER_ADDR=n1: so", "GLOO=eth0: so"])
+    choices = ["MASTER_ADDR=n1: so", "GLOO=eth0: so"]
+    run_dir.append_event("network", attempt=0, host="n2", choices=choices)
     [event] = run_dir.read_events()
-    assert event_line(event) == "network: MASTER_ADDR=n1: so; GLOO=eth0: so"
+    assert event_line(event) == "network on n2: MASTER_ADDR=n1: so; GLOO=eth0: so"
 
 
 def test_a_line_of_training_says_what_its_speed_is_of():
@@ -26,4 +27,4 @@ def test_choices_that_nobody_wrote_so_do_no_harm(tmp_path, choices):
     run_dir = RunDir(tmp_path)
     run_dir.events.write_text(json.dumps({"event": "network", "choices": choices}) + "\n")
     [event] = run_dir.read_events()
-    assert event_line(event) == "network: ?"
+    assert event_line(event) == "network on ?: ?"
