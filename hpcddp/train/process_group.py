@@ -65,12 +65,13 @@ def open_ranks(
     `once_met` is called when all are there, right before they depend on each other. Raises
     HpcddpError `rendezvous` when they do not come within `timeout_s`.
     """
+    if layout.world_size == 1:
+        once_met()
+        return LoneProcess()
     place: dict[str, Any] = {"init_method": "env://"}
-    if layout.world_size > 1 and not layout.has_store:
+    if not layout.has_store:
         place = {"store": meet(layout, timeout_s)}
     once_met()
-    if layout.world_size == 1:
-        return LoneProcess()
     # torch's own deadline for this would be that of every later collective too.
     joining = Background("join-group")
     joining.start(partial(_join, layout, device, place))
