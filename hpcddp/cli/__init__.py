@@ -40,10 +40,11 @@ class _Verbs(click.Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in VERBS:
             return None
-        gc.disable()  # what modules make stays: looking for garbage in it takes a tenth of a start
+        gc.disable()  # what modules make stays: to look for garbage in it takes a fifth of a start
         try:
             return importlib.import_module(f"hpcddp.cli.{name}").command
         finally:
+            gc.freeze()
             gc.enable()
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
