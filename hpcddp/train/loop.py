@@ -28,7 +28,7 @@ from hpcddp.train.randomness import seed_step
 from hpcddp.train.replicas import label_of
 from hpcddp.train.schedule import lr_at
 from hpcddp.train.setup import Session, check_early
-from hpcddp.train.start import Start, ToldToStop
+from hpcddp.train.start import Start, ToldToStop, leave_if_told
 from hpcddp.train.stop import StopVote
 from hpcddp.train.watchdog import Watchdog, record_collectives
 
@@ -55,14 +55,16 @@ def train(
     if config.train.deterministic:
         make_deterministic()
     record_collectives(config.train.hang_timeout_s)
-    ranks = open_ranks(layout, device, config.train.rendezvous_timeout_s, stop_flag.hold)
+    with leave_if_told(stop_flag):
+        ranks = open_ranks(layout, device, config.train.rendezvous_timeout_s, stop_flag.hold)
     stop_flag.rearm()  # NCCL, for one, has been seen to replace handlers
     vote, owner = StopVote(ranks, stop_flag), owner or Ownership(run_dir, layout)
     watchdog = Watchdog(layout, run_dir, config.train.hang_timeout_s)
     watchdog.start()
     try:
-        start = Start(config, layout, run_dir, device, ranks, vote, watchdog, owner)
-        session = start.open_session()
+        with leave_if_told(stop_flag):
+            start = Start(config, layout, run_dir, device, ranks, vote, watchdog, owner)
+            session = start.open_session()
         code = EXIT_DONE if session is None else run_steps(session)
     except ToldToStop:
         Journal(run_dir, layout).stopped_unstarted(vote.signum)

@@ -4,7 +4,7 @@
 is alone.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.errors import HpcddpError
 from hpcddp.train.background import Background
-from hpcddp.train.rendezvous import meet, not_joined
+from hpcddp.train.rendezvous import meet, meet_in_store, not_joined
 
 T = TypeVar("T")
 
@@ -50,48 +50,39 @@ class Ranks(Protocol):
         """Part in good order. Not after an error: it could wait for a process that is gone."""
 
 
-def _nothing() -> None:
-    """For those who do not ask when all have met."""
-
-
 def open_ranks(
     layout: ProcessLayout,
     device: torch.device,
     timeout_s: float,
-    once_met: Callable[[], None] = _nothing,
+    once_met: Callable[[], None] | None = None,
 ) -> Ranks:
     """Meet the other processes of the job. Collective.
 
     `once_met` is called when all are there, right before they depend on each other. Raises
     HpcddpError `rendezvous` when they do not come within `timeout_s`.
     """
-    if layout.world_size == 1:
+    store = None
+    if layout.world_size > 1:
+        store = (meet_in_store if layout.has_store else meet)(layout, timeout_s)
+    if once_met is not None:
         once_met()
+    if store is None:
         return LoneProcess()
-    place: dict[str, Any] = {"init_method": "env://"}
-    if not layout.has_store:
-        place = {"store": meet(layout, timeout_s)}
-    once_met()
+    group = RankGroup(layout)
     # torch's own deadline for this would be that of every later collective too.
     joining = Background("join-group")
-    joining.start(partial(_join, layout, device, place))
+    joining.start(partial(group.join, device, store))
     if not joining.wait(timeout_s):
         raise not_joined(layout, timeout_s)
-    return RankGroup(layout)
+    return group
 
 
-def _join(layout: ProcessLayout, device: torch.device, place: Mapping[str, Any]) -> None:
-    """Connect every process with every other one."""
-    is_cuda = device.type == "cuda"
-    if is_cuda:
-        torch.cuda.set_device(device)  # which holds for one thread only
-    dist.init_process_group(
-        backend_of(device),
-        rank=layout.global_rank,
-        world_size=layout.world_size,
-        device_id=device if is_cuda else None,
-        **place,
-    )
+def is_parting(error: BaseException) -> bool:
+    """True for what a process meets with when another one has left; gloo has no class for it."""
+    if isinstance(error, HpcddpError):
+        return error.code == "rendezvous"
+    is_gloos = type(error) is RuntimeError and "gloo" in str(error)
+    return is_gloos or isinstance(error, (dist.DistError, ConnectionError))
 
 
 def backend_of(device: torch.device) -> str:
@@ -137,7 +128,21 @@ class RankGroup:
     """Processes joined by torch.distributed; small talk goes through a gloo group of its own."""
 
     def __init__(self, layout: ProcessLayout) -> None:
-        self._is_main = layout.is_main
+        self._layout = layout
+        self._control: dist.ProcessGroup | None = None
+
+    def join(self, device: torch.device, store: dist.Store) -> None:
+        """Connect every process with every other one. Collective."""
+        is_cuda = device.type == "cuda"
+        if is_cuda:
+            torch.cuda.set_device(device)  # which holds for one thread only
+        dist.init_process_group(
+            backend_of(device),
+            rank=self._layout.global_rank,
+            world_size=self._layout.world_size,
+            device_id=device if is_cuda else None,
+            store=store,
+        )
         self._control = dist.new_group(backend="gloo")
 
     def sum_across(self, tensor: torch.Tensor) -> None:
@@ -151,7 +156,7 @@ class RankGroup:
         return dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._control, async_op=True)
 
     def decide(self, on_main: Callable[[], T]) -> T:
-        outcome: list[Any] = [_outcome(on_main) if self._is_main else None]
+        outcome: list[Any] = [_outcome(on_main) if self._layout.is_main else None]
         dist.broadcast_object_list(outcome, src=0, group=self._control)
         value, error = outcome[0]
         if error is not None:

@@ -12,9 +12,11 @@ import logging
 import socket
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 
 import psutil
-from torch.distributed import TCPStore
+from torch.distributed import DistError, Store, TCPStore
+from torch.distributed.rendezvous import rendezvous
 
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.errors import HpcddpError
@@ -38,6 +40,20 @@ def meet(layout: ProcessLayout, timeout_s: float) -> TCPStore:
     if layout.is_main:
         return _receive_others(layout, deadline, timeout_s)
     return _find_main(layout, deadline, timeout_s)
+
+
+def meet_in_store(layout: ProcessLayout, timeout_s: float) -> Store:
+    """As `meet`, where torchrun's agent keeps the store. Collective."""
+    limit = timedelta(seconds=timeout_s)
+    place = ("env://", layout.global_rank, layout.world_size)
+    try:
+        store, _, _ = next(rendezvous(*place, timeout=limit))
+        if store.add("hpcddp/arrived", 1) == layout.world_size:
+            store.set(f"hpcddp/{_ALL_HERE}", "")
+        store.wait([f"hpcddp/{_ALL_HERE}"], limit)
+    except DistError as error:
+        raise not_joined(layout, timeout_s) from error
+    return store
 
 
 def _greeting(layout: ProcessLayout) -> str:

@@ -4,18 +4,20 @@ Knows no step.
 """
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
 from hpcddp.config.layout import EXIT_AGAIN, ProcessLayout
 from hpcddp.config.schema import RunConfig
-from hpcddp.errors import HpcddpError
 from hpcddp.leave import leave
 from hpcddp.run_dir import RunDir
+from hpcddp.stop_flag import StopFlag
 from hpcddp.train.fingerprint import fingerprint_of
 from hpcddp.train.ownership import Ownership, take_over
-from hpcddp.train.process_group import Ranks
+from hpcddp.train.process_group import Ranks, is_parting
 from hpcddp.train.replicas import devices_per_process
 from hpcddp.train.resume import Expected, find_checkpoint, is_finished
 from hpcddp.train.setup import Session, build_session
@@ -28,6 +30,20 @@ _log = logging.getLogger(__name__)
 
 class ToldToStop(Exception):
     """All processes have agreed to stop before the first step; there is nothing to save."""
+
+
+@contextmanager
+def leave_if_told(stop_flag: StopFlag) -> Iterator[None]:
+    """Leave with 75, not with an error, where this process is told to stop, and another one that
+    was told too has left before all could agree on it.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not (stop_flag.is_set and is_parting(error)):
+            raise
+        _log.exception("Told to stop; another process has left before it could agree")
+        leave(EXIT_AGAIN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +64,6 @@ class Start:
 
         None where the run is finished already. Raises ToldToStop, HpcddpError. Collective.
         """
-        try:
-            return self._open_in_stages()
-        except (ToldToStop, HpcddpError):
-            raise
-        except Exception:
-            if not self.vote.is_told:
-                raise
-            _log.exception("Told to stop; another process has left before it could agree")
-            leave(EXIT_AGAIN)
-
-    def _open_in_stages(self) -> Session | None:
         self._look_around()
         task = build_task(self.config, self.layout)
         self._look_around()

@@ -25,11 +25,6 @@ class StopVote:
         return int(self._ballot[0])
 
     @property
-    def is_told(self) -> bool:
-        """True if this very process got a signal, or all have agreed on one."""
-        return self._flag.is_set
-
-    @property
     def saw_nonfinite(self) -> bool:
         """True if any process had said so when the vote was opened."""
         return bool(self._ballot[1])

@@ -1,13 +1,15 @@
 """Processes of one job find each other, whatever else sits on their ports."""
 
 import contextlib
+import dataclasses
+import os
 import socket
 import threading
 import time
 
 import pytest
 import torch
-from train_ranks import free_ports, layouts, start
+from train_ranks import before_call, free_ports, layouts, start
 
 from hpcddp.errors import HpcddpError
 from hpcddp.train import rendezvous
@@ -127,22 +129,53 @@ def test_who_waits_in_vain_says_where_and_why():
     assert f"{socket.gethostname()} sends to 127.0.0.1 from 127.0.0.1 on lo" in said
 
 
-def meet_only(layout, timeout_s):
-    """In a child: be there, and then do not connect."""
-    store = rendezvous.meet(layout, timeout_s)
-    time.sleep(2 * timeout_s)
-    return store is not None
+def join_late(layout, function, timeout_s):
+    """In a child: rank 1 does not come to `function` of torch; why rank 0 does not go on."""
+    from hpcddp.train import process_group
+
+    if not layout.is_main:
+        before_call(process_group.dist, function, lambda *_: time.sleep(600))
+    return reason_not_to_meet(layout, timeout_s)
 
 
-def test_who_has_met_and_cannot_connect_gives_up_at_the_same_deadline():
-    main, other = layouts(2)
-    first = start(reason_not_to_meet, [(main, 3.0)])
-    second = start(meet_only, [(other, 3.0)])
-    [(code, said)] = first.results()
-    assert code == "rendezvous"
+@pytest.mark.parametrize("function", ["init_process_group", "new_group"])
+def test_every_way_to_connect_ends_at_the_same_deadline(function):
+    answers = start(join_late, [(layout, function, 3.0) for layout in layouts(2)]).results()
+    (code, said), (other_code, _) = answers
+    assert code == other_code == "rendezvous"
     assert "Rank 0 of 2 was not connected with all others within 3 s" in said
     assert "HPCDDP_INTERFACE" in said
-    assert second.results() == [True]
+
+
+def under_torchrun(layout):
+    """The layout of a process that finds its store by its variables."""
+    return dataclasses.replace(layout, launcher="torchrun")
+
+
+def when_met(layout, delay_s):
+    """In a child: when this process came, and when it was told that all were there."""
+    os.environ.update(MASTER_ADDR=layout.master_addr, MASTER_PORT=str(layout.master_port))
+    time.sleep(delay_s)
+    came, told = time.monotonic(), []
+    open_ranks(layout, torch.device("cpu"), 30, lambda: told.append(time.monotonic())).close()
+    return came, told
+
+
+@pytest.mark.parametrize("place", [lambda layout: layout, under_torchrun])
+def test_nobody_is_told_that_all_are_there_before_the_last_one_has_come(place):
+    calls = [(place(layout), delay_s) for layout, delay_s in zip(layouts(2), (0, 1.0), strict=True)]
+    (_, first_told), (last_came, last_told) = start(when_met, calls).results()
+    assert len(first_told) == len(last_told) == 1
+    assert min(first_told + last_told) > last_came
+
+
+def test_who_waits_in_vain_at_the_store_of_torchrun_gives_up(monkeypatch):
+    layout = under_torchrun(layouts(2)[0])
+    monkeypatch.setenv("MASTER_ADDR", layout.master_addr)
+    monkeypatch.setenv("MASTER_PORT", str(layout.master_port))
+    with pytest.raises(HpcddpError, match="Rank 0 of 2 was not connected") as caught:
+        open_ranks(layout, torch.device("cpu"), 0.5)
+    assert caught.value.code == "rendezvous"
 
 
 def test_the_main_process_names_who_is_missing():

@@ -1,5 +1,6 @@
 """All ranks stop after the same step, whoever was signalled and whenever."""
 
+import importlib
 import os
 import random
 import signal
@@ -23,6 +24,9 @@ from train_ranks import (
 )
 
 from hpcddp.checkpoint_dir import NOT_WRITTEN, CheckpointError
+from hpcddp.errors import HpcddpError
+from hpcddp.stop_flag import StopFlag
+from hpcddp.train.start import leave_if_told
 
 ENDLESS = ("train.max_steps=100000", "train.micro_batch=2")
 
@@ -61,6 +65,47 @@ def test_a_signal_while_the_model_is_built_ends_with_75_and_no_step(tmp_path):
     assert train_on(2, tmp_path, small_config(*ENDLESS), before_building) == [75, 75]
     assert kinds_of(tmp_path) == ["started", "signal", "stopped"]
     assert events_of(tmp_path)[-1]["step"] == 0
+
+
+def part(owner, name, config, layout, run_dir):
+    """In a child: rank 1 leaves where it comes to `name`; rank 0 is told to stop as well."""
+
+    def told(*_):
+        if not layout.is_main:
+            os._exit(75)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.2)  # until rank 1 has left
+
+    before_call(importlib.import_module(owner), name, told)
+    return train_here(config, layout, run_dir)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        ("torch.distributed", "init_process_group"),
+        ("torch.distributed", "new_group"),
+        ("hpcddp.train.start", "build_task"),
+        ("hpcddp.train.start", "build_session"),
+    ],
+)
+def test_who_is_told_after_another_has_left_in_the_start_stops_too(place, tmp_path):
+    config = small_config("train.rendezvous_timeout_s=3")
+    started = start(partial(part, *place), [(config, layout, tmp_path) for layout in layouts(2)])
+    for process in started.processes:
+        process.join(DEADLINE_S)
+    assert [process.exitcode for process in started.processes] == [75, 75]
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("expected scalar type"), MemoryError(), HpcddpError("no such file")]
+)
+def test_what_goes_wrong_in_the_start_itself_is_an_error_even_for_who_is_told(error, monkeypatch):
+    monkeypatch.setattr("hpcddp.train.start.leave", lambda code: pytest.fail(f"left with {code}"))
+    stop_flag = StopFlag()
+    stop_flag.hear(signal.SIGTERM)
+    with pytest.raises(type(error)), leave_if_told(stop_flag):
+        raise error
 
 
 def train_beside_a_library_that_takes_signals(config, layout, run_dir):
