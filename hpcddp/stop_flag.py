@@ -34,7 +34,8 @@ class StopFlag:
 
     def __init__(self) -> None:
         self.notice: StopNotice | None = None
-        self.is_held = False  # True once this process leaves only together with all others
+        self.leaves_together = False
+        self.leaving = threading.Lock()  # for who is about to leave alone; held till the end
         # Set by the reader thread only: a handler could interrupt itself while it holds the lock.
         self._told = threading.Event()
 
@@ -67,9 +68,13 @@ class StopFlag:
         assert self.notice is not None
         return self.notice
 
-    def hold(self) -> None:
-        """From now on a stop is agreed on; until now a process that is told may leave by itself."""
-        self.is_held = True
+    def leave_together(self) -> None:
+        """From now on a stop is agreed on; until now a process that is told may leave by itself.
+
+        Does not return where it does that right now.
+        """
+        with self.leaving:
+            self.leaves_together = True
 
     def hear(self, signum: int) -> None:
         """Another process got a stop signal, and all have agreed to follow it."""

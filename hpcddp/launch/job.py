@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hpcddp.cluster.devices import DEVICE_VARIABLE
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 PROCESS_VARIABLE = "HPCDDP_PROCESS_ID"  # the process that has said all this before it became us
 _NOT_THE_USERS_FAULT = (
     "rendezvous", "checkpoint_not_written", "report_not_written", "wrong_sum", "group_failed",
+    "owner_not_known",
 )  # fmt: skip
 _MOST_HOSTS_TOLD = 64
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # and an ignored signal stays so over exec
@@ -98,21 +99,26 @@ def _open_attempt(
             run_dir.append_event("submitted", **submitted)
         notes = attend(config, layout, run_dir, stop_flag, environ)
     if not config.command:
-        before = [notes.join, owner.release] if notes else []
         threading.Thread(
-            target=_leave_when_told, args=(stop_flag, before), name="early-stop", daemon=True
+            target=_leave_when_told, args=(stop_flag, notes, owner), name="early-stop", daemon=True
         ).start()
     return owner
 
 
-def _leave_when_told(stop_flag: StopFlag, before: Sequence[Callable[[], None]]) -> None:
+def _leave_when_told(
+    stop_flag: StopFlag, notes: threading.Thread | None, owner: "Ownership"
+) -> None:
     """Until the processes have met there is nothing to save, and nobody waits for this one: leave
     at once, also while torch is loaded. The main process asks Slurm why before it does.
     """
     notice = stop_flag.wait()
-    for call in before if not stop_flag.is_held else ():
-        call()
-    if not stop_flag.is_held:
+    if notes is not None and not stop_flag.leaves_together:
+        notes.join()  # for many seconds, in which the processes may meet
+    with stop_flag.leaving:
+        if stop_flag.leaves_together:
+            return
+        if notes is not None:
+            owner.release()
         _log.info("%s before training: nothing to save", signal.Signals(notice.signum).name)
         leave(EXIT_AGAIN)
 

@@ -60,8 +60,8 @@ def work(task: WorkerTask, driver: Connection) -> NoReturn:
     except BaseException as error:
         traceback.print_exc()
         code = EXIT_FAILED
-        is_told = isinstance(error, HpcddpError)
-        driver.send(Trouble(error.message, error.code) if is_told else Trouble(repr(error), None))
+        explains = isinstance(error, HpcddpError)
+        driver.send(Trouble(error.message, error.code) if explains else Trouble(repr(error), None))
     sys.stderr.flush()
     os._exit(code)  # the others of the group may be gone: nobody to part from
 

@@ -24,6 +24,7 @@ from hpcddp.errors import HpcddpError
 from hpcddp.run_dir import RunDir, write_atomically
 
 _BEAT_S = 5.0
+_RETRY_AFTER_S = 1.0  # network file systems have hiccups
 _SILENT_S = 30.0  # an owner that has not touched its file for so long is dead
 NOT_OURS = ("superseded", "run_in_use")  # codes of the errors by which a claim fails
 
@@ -50,25 +51,37 @@ class Ownership:
 
     def claim(self) -> None:
         """Become the owner. Raises HpcddpError: `superseded` for an older copy of what owns the
-        run now, `run_in_use` while another start trains it.
+        run now, `run_in_use` while another start trains it, `owner_not_known` when it cannot be
+        read or written twice.
 
         Waits, at most `silent_s`, only where an owner on another host has said nothing of its end.
         Who is the owner already only looks whether that is still so.
         """
         try:
-            if not self._is_claimed:
-                self._refuse_others()
-                write_atomically(self._path, json.dumps(self._mine) + "\n")
-            self.check()  # of two that come at once the later one stays
-        except OSError as error:
-            raise HpcddpError(f"Cannot write {self._path}: {error.strerror}.") from error
+            self._claim()
+        except OSError as first:
+            time.sleep(_RETRY_AFTER_S)
+            try:
+                self._claim()
+            except OSError as error:
+                raise HpcddpError(
+                    f"Cannot read or write {self._path}: {error.strerror} (a moment before: "
+                    f"{first.strerror}). Check the run's folder and its file system.",
+                    "owner_not_known",
+                ) from error
+
+    def _claim(self) -> None:
+        if not self._is_claimed:
+            self._refuse_others()
+            write_atomically(self._path, json.dumps(self._mine) + "\n")
+        self.check()  # of two that come at once the later one stays
         if not self._is_claimed:
             self._is_claimed = True
             self._thread.start()
 
     def _refuse_others(self) -> None:
         owner = _read(self._path)
-        if owner is None or owner.get("released"):
+        if owner is None or owner.get("released") or owner.get("nonce") == self._mine["nonce"]:
             return
         if _is_older(self._mine, owner):
             raise self._superseded(owner)
@@ -97,9 +110,9 @@ class Ownership:
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
-        owner = _read(self._path)
-        if owner is not None and owner.get("nonce") == self._mine["nonce"]:
-            with suppress(OSError):
+        with suppress(OSError):
+            owner = _read(self._path)
+            if owner is not None and owner.get("nonce") == self._mine["nonce"]:
                 write_atomically(self._path, json.dumps(self._mine | {"released": True}) + "\n")
 
     def _beat(self) -> None:
@@ -186,10 +199,12 @@ def _words(record: Mapping[str, Any]) -> str:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """Opened anew each time, so that a network file system asks its server."""
+    """None where there is none; OSError where nobody can say. Opened anew each time, so that a
+    network file system asks its server.
+    """
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     return record if isinstance(record, dict) else None
 

@@ -3,11 +3,14 @@
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from hpcddp.config.layout import ProcessLayout
+from hpcddp.launch import job
 from hpcddp.launch.job import _tells_all
+from hpcddp.stop_flag import StopFlag
 
 BECOME = """
 import os, sys, time
@@ -40,6 +43,53 @@ def test_the_first_process_of_each_host_tells_of_its_network(num_nodes, launcher
         for rank in range(4)
     ]
     assert [each.global_rank for each in layouts if _tells_all(each)] == tellers
+
+
+class Told(StopFlag):
+    """A stop signal has come; what the thread that leaves does is written down."""
+
+    def __init__(self):
+        super().__init__()
+        self.hear(signal.SIGTERM)
+        self.acts = []
+
+    def join(self):
+        self.acts.append("noted")
+
+    def release(self):
+        self.acts.append("released")
+
+
+@pytest.fixture
+def told(monkeypatch):
+    told = Told()
+    monkeypatch.setattr(job, "leave", lambda code: told.acts.append(code))
+    return told
+
+
+def test_who_is_told_before_all_have_met_gives_the_run_free_and_leaves(told):
+    job._leave_when_told(told, told, told)
+    assert told.acts == ["noted", "released", 75]
+
+
+def test_whose_processes_meet_while_slurm_is_asked_keeps_the_run(told, monkeypatch):
+    monkeypatch.setattr(told, "join", told.leave_together)
+    job._leave_when_told(told, told, told)
+    assert told.acts == []
+
+
+def test_who_is_giving_the_run_free_does_not_begin_to_train(told, monkeypatch):
+    meeting = threading.Thread(target=told.leave_together)
+
+    def release():
+        meeting.start()
+        meeting.join(0.3)
+        told.acts.append(told.leaves_together)
+
+    monkeypatch.setattr(told, "release", release)
+    job._leave_when_told(told, told, told)
+    meeting.join()
+    assert told.acts == ["noted", False, 75]
 
 
 def signals_ignored(status):

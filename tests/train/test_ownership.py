@@ -1,5 +1,6 @@
 """Of two starts of one run only one ever commits."""
 
+import errno
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ from train_ranks import DEADLINE_S, events_of, layouts, small_config, start
 from hpcddp.checkpoint_dir import list_checkpoints, start_partial
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.errors import HpcddpError
+from hpcddp.launch.job import exit_code_of
 from hpcddp.run_dir import RunDir
 from hpcddp.train import ownership
 from hpcddp.train.checkpoint import Retention, save_snapshot
@@ -124,6 +126,49 @@ def test_two_processes_alike_are_two_owners(claim):
 def test_a_run_directory_that_cannot_be_written_to_is_said_so(tmp_path):
     owner = Ownership(RunDir(tmp_path / "gone"), ProcessLayout())
     assert "No such file" in refusal(owner.claim).message
+
+
+@pytest.fixture
+def trouble(monkeypatch):
+    """Lets the next looks at the owner fail, where each is due."""
+
+    def look(path):
+        if due and due.pop(0):
+            raise OSError(errno.EIO, "Input/output error")
+        return read(path)
+
+    due, read = [], ownership._read
+    monkeypatch.setattr(ownership, "_read", look)
+    monkeypatch.setattr(ownership, "_RETRY_AFTER_S", 0.0)
+    return due
+
+
+@pytest.mark.parametrize(
+    "looks", [(True,), (False, True)]
+)  # before the claim is written, and after
+def test_a_hiccup_of_the_file_system_ends_no_claim(run_dir, trouble, looks):
+    owner = Ownership(run_dir, ProcessLayout(), beat_s=600.0)
+    trouble.extend(looks)
+    owner.claim()
+    trouble.append(True)
+    owner.claim()
+    owner.check()
+    trouble.append(True)
+    owner.release()  # says nothing: the process leaves anyway
+    assert not trouble
+
+
+def test_who_cannot_know_the_owner_is_refused_by_no_fault_of_the_user(run_dir, trouble):
+    trouble.extend((True, True))
+    error = refusal(Ownership(run_dir, ProcessLayout()).claim)
+    assert (error.code, exit_code_of(error)) == ("owner_not_known", 1)
+    assert "Input/output error" in error.message
+
+
+def test_an_owner_that_cannot_be_read_is_not_taken_for_none(run_dir):
+    (run_dir.path / "owner.json").mkdir()
+    with pytest.raises(IsADirectoryError):
+        ownership._read(run_dir.path / "owner.json")
 
 
 def test_no_thread_is_left(claim):

@@ -12,7 +12,7 @@ from hpcddp.launch.watch.display import Display, build_display
 from hpcddp.launch.watch.failure import failure_log
 from hpcddp.launch.watch.observer import Observer
 from hpcddp.launch.watch.status import RunStatus
-from hpcddp.launch.watch.words import is_told, outcome_line
+from hpcddp.launch.watch.words import is_worth_showing, outcome_line
 from hpcddp.run_dir import RunDir
 
 _LAST_LINES, _LAST_BYTES = 20, 16 * 1024
@@ -43,7 +43,7 @@ def _show_until_end(run_dir: RunDir, poll_s: float, display: Display) -> RunStat
     [status] = observer.look()
     news = observer.news if is_new else observer.histories[0].current
     while True:
-        for record in filter(is_told, news):
+        for record in filter(is_worth_showing, news):
             display.record(record, status)
         display.status(status)
         if observer.is_over:

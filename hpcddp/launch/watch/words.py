@@ -136,7 +136,7 @@ def metrics_line(record: Record, max_steps: int | None) -> str:
     return "  ".join(parts)
 
 
-def is_told(record: Record) -> bool:
+def is_worth_showing(record: Record) -> bool:
     """False for what people need not see as it comes: each node's network, but for the first's."""
     return record.get("event") != "network" or not record.get("node_rank")
 
