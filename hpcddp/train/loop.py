@@ -56,7 +56,8 @@ def train(
         make_deterministic()
     record_collectives(config.train.hang_timeout_s)
     with leave_if_told(stop_flag):
-        ranks = open_ranks(layout, device, config.train.rendezvous_timeout_s, stop_flag.hold)
+        timeout_s = config.train.rendezvous_timeout_s
+        ranks = open_ranks(layout, device, timeout_s, stop_flag.leave_together)
     stop_flag.rearm()  # NCCL, for one, has been seen to replace handlers
     vote, owner = StopVote(ranks, stop_flag), owner or Ownership(run_dir, layout)
     watchdog = Watchdog(layout, run_dir, config.train.hang_timeout_s)
@@ -82,6 +83,8 @@ def run_steps(session: Session) -> int:
     evaluation: Evaluation | None = None
     stopped = session.vote.ask()  # a signal may have come before the first step
     start_step = state.step
+    session.watchdog.beat()
+    session.watchdog.is_stepping = True
     while not stopped:
         if task.evaluates_at(state.step):
             evaluation = _evaluate(session)
@@ -96,6 +99,7 @@ def run_steps(session: Session) -> int:
             saver = session.saver
             (saver.save if state.step == task.total_steps else saver.save_if_due)(state)
     session.watchdog.beat()
+    session.watchdog.is_stepping = False
     return _leave(session, evaluation)
 
 

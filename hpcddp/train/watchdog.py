@@ -18,6 +18,9 @@ from hpcddp.run_dir import RunDir, write_atomically
 
 _LOOKS = 20  # per time-out
 _LONGEST_PAUSE_S = 5.0
+# A start and the last save read and write whole checkpoints, of which no process can say how far
+# they are; on a busy file system that lasts longer than any step.
+_LEAST_FOR_FILES_S = 1800.0
 # How long the others' words are waited for. They come within a look of each other, and a shared
 # file system may show them late.
 _LEAST_WAIT_S = 2.0
@@ -34,12 +37,14 @@ def record_collectives(hang_timeout_s: float) -> None:
 class Watchdog:
     """Leaves the process with 1 when `beat` was not called for `hang_timeout_s`; 0: never.
 
+    While no steps are made (`is_stepping`) it waits for half an hour at least.
     A process that is suspended as a whole and goes on later has not hung: looks are counted, not
     the time between them.
     """
 
     def __init__(self, layout: ProcessLayout, run_dir: RunDir, hang_timeout_s: float) -> None:
         self.beats = 0
+        self.is_stepping = False
         self._layout = layout
         self._run_dir = run_dir
         self._timeout_s = hang_timeout_s
@@ -62,9 +67,12 @@ class Watchdog:
     def _watch(self) -> None:
         seen, silent_s = -1, 0.0
         while not self._over.wait(self._pause_s):
+            limit_s = self._timeout_s
+            if not self.is_stepping:
+                limit_s = max(limit_s, _LEAST_FOR_FILES_S)
             silent_s = silent_s + self._pause_s if seen == self.beats else 0.0
             seen = self.beats
-            if silent_s >= self._timeout_s:
+            if silent_s >= limit_s:
                 self._bark(silent_s)
 
     def _bark(self, silent_s: float) -> None:

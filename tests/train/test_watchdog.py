@@ -13,10 +13,13 @@ from train_ranks import (
     DEADLINE_S,
     before_call,
     events_of,
+    kinds_of,
     layouts,
     small_config,
     start,
     train_here,
+    train_on,
+    train_until,
 )
 
 from hpcddp.config.layout import ProcessLayout
@@ -41,6 +44,7 @@ def test_who_is_silent_or_behind_is_suspected(beats, suspects):
 
 def test_a_process_that_goes_on_or_has_ended_is_left_alone(tmp_path):
     watchdog = Watchdog(ProcessLayout(), RunDir(tmp_path), 0.4)
+    watchdog.is_stepping = True
     watchdog.start()
     for _ in range(20):
         time.sleep(0.05)
@@ -50,6 +54,20 @@ def test_a_process_that_goes_on_or_has_ended_is_left_alone(tmp_path):
     assert not (tmp_path / "events.jsonl").exists()
 
 
+def train_with_a_slow_disk(config, layout, run_dir):
+    """In a child: stop by a signal in step 2; the save that follows takes longer than any step."""
+    from hpcddp.train import saving
+
+    before_call(saving, "save_snapshot", lambda *_: time.sleep(9))
+    return train_until(2, config, layout, run_dir)
+
+
+def test_a_last_save_may_take_longer_than_a_step_and_nobody_who_waits_for_it_is_ended(tmp_path):
+    config = small_config("train.hang_timeout_s=6", "train.max_steps=100000")
+    assert train_on(2, tmp_path, config, train_with_a_slow_disk) == [75, 75]
+    assert kinds_of(tmp_path) == ["started", "signal", "checkpoint", "stopped"]
+
+
 _HANGS_AND_CANNOT_SAY_SO = """
 import sys, time
 from hpcddp.config.layout import ProcessLayout
@@ -57,7 +75,9 @@ from hpcddp.run_dir import RunDir
 from hpcddp.train import watchdog
 watchdog._MOST_WORDS_S = 0.5
 watchdog.write_atomically = lambda *_: time.sleep(600)
-watchdog.Watchdog(ProcessLayout(), RunDir(__import__("pathlib").Path(sys.argv[1])), 0.2).start()
+dog = watchdog.Watchdog(ProcessLayout(), RunDir(__import__("pathlib").Path(sys.argv[1])), 0.2)
+dog.is_stepping = True
+dog.start()
 time.sleep(600)
 """
 
@@ -72,7 +92,9 @@ def test_a_file_system_that_hangs_does_not_keep_a_process_that_hangs(tmp_path):
 def start_and_hang(stage, config, layout, run_dir):
     """In a child: train, and stay for ever where rank 0 comes to `stage` of the start."""
     from hpcddp.train import start as stages
+    from hpcddp.train import watchdog
 
+    watchdog._LEAST_FOR_FILES_S = 0.0
     sys.stderr = (run_dir / f"stderr-{layout.global_rank}").open("w")
     if layout.is_main:
         before_call(stages, stage, lambda *_: time.sleep(600))
