@@ -47,6 +47,11 @@ class Interface:
         """True for more than the fe80:... that every interface gives itself."""
         return any(not ipaddress.ip_address(each).is_link_local for each in self.addresses)
 
+    def is_in(self, network: ipaddress.IPv4Network | ipaddress.IPv6Network) -> bool:
+        """True with an address in this subnet; a default route is none."""
+        own = map(ipaddress.ip_address, self.addresses)
+        return network.prefixlen > 0 and any(each in network for each in own)
+
     @property
     def is_usable(self) -> bool:
         """Up, with an address that another node can reach."""
@@ -94,15 +99,23 @@ class Host:
         return next((each for each in self.interfaces if address in each.addresses), None)
 
     def towards(self, address: str) -> Interface | None:
-        """The interface over which the kernel sends to `address`: longest prefix, least metric."""
+        """The interface over which the kernel sends to `address`."""
+        return next(iter(self.ways_to(address)), None)
+
+    def ways_to(self, address: str) -> list[Interface]:
+        """The interface over which the kernel sends to `address` (longest prefix, least metric),
+        then the others that are in the same subnet as `address`.
+        """
         there = ipaddress.ip_address(address)
-        found: tuple[int, int, str] | None = None
-        for route in self.routes:
-            network = ipaddress.ip_network(route.network)
-            rank = (-network.prefixlen, route.metric)
-            if there in network and (found is None or rank < found[:2]):
-                found = (*rank, route.interface)
-        return self.named(found[2]) if found else None
+        routes = [(ipaddress.ip_network(route.network), route) for route in self.routes]
+        routes = [(network, route) for network, route in routes if there in network]
+        routes.sort(key=lambda each: (-each[0].prefixlen, each[1].metric))
+        found = [self.named(route.interface) for net, route in routes if net == routes[0][0]]
+        return [
+            each
+            for number, each in enumerate(dict.fromkeys(found))
+            if each and (number == 0 or each.is_in(routes[0][0]))
+        ]
 
     def listing(self) -> str:
         """The interfaces for a message; those of containers are only worth their names."""
