@@ -9,7 +9,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -139,7 +139,9 @@ def _natural(interface: Interface) -> tuple[list[tuple[int, str]]]:
     return ([(int(part), "") if part.isdigit() else (-1, part) for part in parts],)
 
 
-def read_host(sys_root: Path = Path("/sys"), proc_root: Path = Path("/proc")) -> Host:
+def read_host(
+    environ: Mapping[str, str], sys_root: Path = Path("/sys"), proc_root: Path = Path("/proc")
+) -> Host:
     """The picture of this host as it is now."""
     states, interfaces = psutil.net_if_stats(), []
     for name, entries in psutil.net_if_addrs().items():
@@ -158,12 +160,12 @@ def read_host(sys_root: Path = Path("/sys"), proc_root: Path = Path("/proc")) ->
             )
         )
     routes = tuple(read_routes(proc_root / "net"))
-    return Host(socket.gethostname(), tuple(interfaces), routes, read_nccl_conf())
+    return Host(socket.gethostname(), tuple(interfaces), routes, read_nccl_conf(environ))
 
 
-def read_nccl_conf(etc: Path = Path("/etc")) -> frozenset[str]:
+def read_nccl_conf(environ: Mapping[str, str], etc: Path = Path("/etc")) -> frozenset[str]:
     """The variables that the site's and the user's nccl.conf set, where there is one."""
-    own = os.path.expanduser(os.environ.get("NCCL_CONF_FILE") or "~/.nccl.conf")
+    own = os.path.expanduser(environ.get("NCCL_CONF_FILE") or "~/.nccl.conf")
     lines = [line for path in (Path(own), etc / "nccl.conf") for line in _lines(path)]
     names = (line.partition("=")[0].strip() for line in lines if "=" in line)
     return frozenset(name for name in names if name.startswith("NCCL_"))
@@ -197,7 +199,7 @@ def read_routes(folder: Path) -> Iterator[Route]:
 
 def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text().splitlines()
+        return path.read_text(errors="replace").splitlines()
     except OSError:
         return []
 

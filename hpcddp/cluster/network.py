@@ -43,7 +43,7 @@ def settle_network(
     environ: Mapping[str, str],
     *,
     uses_gloo: bool = True,
-    read: Callable[[], Host] = read_host,
+    read: Callable[[Mapping[str, str]], Host] = read_host,
     resolve: Resolve = resolve_name,
     adapters: Callable[[], Adapters] = read_adapters,
 ) -> Network:
@@ -55,7 +55,7 @@ def settle_network(
     """
     if layout.world_size == 1:
         return Network(layout.master_addr)
-    host = read()
+    host = read(environ)
     if is_one_host(layout):
         return _within(host, layout, environ, uses_gloo=uses_gloo)
     master = find_master(layout, environ, host, resolve)

@@ -53,7 +53,7 @@ def read_node_facts(
 ) -> dict[str, Any]:
     """Facts of this node: for one of its processes to read."""
     gpus = read_gpus() if uses_gpus else no_gpus("train.device=cpu uses none")
-    host = None if is_one_host(layout) else read_host()
+    host = None if is_one_host(layout) else read_host(environ)
     return {
         **gpus,
         "memlock_bytes": _limit(resource.RLIMIT_MEMLOCK),
