@@ -39,8 +39,7 @@ class Interface:
     @property
     def is_never_used(self) -> bool:
         """True for what leads to no other node."""
-        named = any(fnmatch.fnmatchcase(self.name, pattern) for pattern in _NEVER)
-        return named or self.kind == "loopback"
+        return is_never_used_name(self.name) or self.kind == "loopback"
 
     @property
     def has_address(self) -> bool:
@@ -122,6 +121,11 @@ class Host:
         shown = sorted(self.interfaces, key=lambda each: (each.is_never_used, *_natural(each)))
         more = f" and {len(shown) - 12} more" if len(shown) > 12 else ""
         return ", ".join(map(str, shown[:12])) + more if shown else "none"
+
+
+def is_never_used_name(name: str) -> bool:
+    """True for the names of loopback and of what containers and virtual machines have."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in _NEVER)
 
 
 def is_loopback(address: str) -> bool:

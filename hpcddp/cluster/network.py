@@ -254,7 +254,8 @@ def _check_nccl(value: str, host: Host) -> str:
         raise _exported_nothing(NCCL, value, "no such interface", host)
     never = [each.name for each in meant if each.is_never_used and each.is_up]
     if never:
-        return f", although it also means {', '.join(never)}, which leads to no other node"
+        also = "also " if any(not each.is_never_used for each in meant) else ""
+        return f", although it {also}means {', '.join(never)}, which leads to no other node"
     longer = [each.name for each in meant if each.name not in value.split(",") and each.has_address]
     if longer and host.named(value):
         return f", which also means {', '.join(longer)}; ={value} is that one alone"
