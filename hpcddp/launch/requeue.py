@@ -24,6 +24,7 @@ from hpcddp.errors import HpcddpError, SubmissionFailed
 from hpcddp.launch.decision import Decision, Ending, Event, decide
 from hpcddp.launch.history import since_sent
 from hpcddp.launch.last_words import first_exit, has_run_out_of_memory, words_of_attempt
+from hpcddp.launch.refusal import refusal_code
 from hpcddp.launch.scheduler import lost_nodes
 from hpcddp.launch.slurm_tool import is_silence, tell
 from hpcddp.launch.stop_reason import (
@@ -48,7 +49,8 @@ def finish_attempt(
     call could not run or was not heard, and that it must requeue by itself.
     """
     config, attempt = read_config(run_dir), int(environ.get("HPCDDP_ATTEMPT", "0"))
-    if run_dir.refusal(attempt).exists():
+    refused = refusal_code(run_dir, attempt, environ)
+    if refused is not None:
         return exit_code  # the run is another job's
     look = partial(_look, run_dir, config, exit_code, attempt, environ, terminated)
     seen, deadline = look(), time.monotonic() + _CONTROLLER_AWAY_S
