@@ -181,12 +181,13 @@ def requeues_preempted(partition: str) -> bool:
 
 
 def restarted_nodes(nodes: Sequence[str], since: float) -> list[str]:
-    """Those of the nodes whose daemon has begun later: they were away for a while."""
+    """Those of the nodes whose daemon has begun later than that."""
     if not nodes:
         return []
-    text = _run(["scontrol", "show", "node", ",".join(nodes)], _TIMEOUT_S).text
-    begins = re.findall(r"NodeName=(\S+).*?SlurmdStartTime=(\d+)", text, flags=re.DOTALL)
-    return sorted(name for name, begin in begins if int(begin) > since)
+    words = ["scontrol", "show", "node", "--oneliner", ",".join(nodes)]
+    lines = _run(words, _TIMEOUT_S).text.splitlines()
+    begins = [re.match(r"NodeName=(\S+).* SlurmdStartTime=(\d+)", line) for line in lines]
+    return sorted(begin[1] for begin in begins if begin and int(begin[2]) > since)
 
 
 def lost_nodes(nodes: Sequence[str]) -> list[str]:
