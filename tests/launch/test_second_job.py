@@ -65,7 +65,8 @@ def test_the_script_of_a_living_run_sent_again_says_so_in_its_own_log_only(livin
     done = run_as_job_8("--run-dir", str(living.path))
     assert done.returncode == 2
     assert "is being trained by job 7" in done.stderr
-    assert finish_attempt(living, code, {"SLURM_JOB_ID": "8", "HPCDDP_ATTEMPT": "1"}) == code
+    assert finish_attempt(living, code, {"SLURM_JOB_ID": "8", "HPCDDP_ATTEMPT": "1"}) == 2
+    assert living.handled(1).exists()
     assert kinds(living) == STORY
 
 
