@@ -251,17 +251,20 @@ def fail(
     elif code != EXIT_INTERRUPTED:
         traceback.print_exception(error)
     if run_dir is not None:
-        if _is_refused(error):  # the run is in other hands, whose story it tells
+        if _is_refused(error, run_dir, layout):  # the run is in other hands, whose story it tells
             mark_refusal(run_dir, code, environ)
         else:
             _record_failure(run_dir, layout, error, code)
     return code
 
 
-def _is_refused(error: BaseException) -> bool:
-    from hpcddp.train.ownership import NOT_OURS
+def _is_refused(error: BaseException, run_dir: RunDir, layout: ProcessLayout | None) -> bool:
+    """Told so in the main process; another one has waited in vain for that."""
+    from hpcddp.train.ownership import NOT_OURS, is_of_another_job
 
-    return getattr(error, "code", None) in NOT_OURS
+    code = getattr(error, "code", None)
+    waited = code == "rendezvous" and layout is not None and not layout.is_main
+    return code in NOT_OURS or (waited and is_of_another_job(run_dir, layout))
 
 
 def exit_code_of(error: BaseException) -> int:

@@ -10,7 +10,9 @@ import pytest
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.config.load import Layer, resolve
 from hpcddp.config.write import config_text
+from hpcddp.errors import HpcddpError
 from hpcddp.launch import requeue, stop_reason
+from hpcddp.launch.job import fail
 from hpcddp.launch.requeue import finish_attempt
 from hpcddp.launch.scheduler import JobInfo
 from hpcddp.run_dir import RunDir
@@ -87,6 +89,14 @@ def test_a_refusal_that_cannot_be_noted_ends_the_process_all_the_same(living):
     living.refusal(1).mkdir()
     done = run_as_job_8("--run-dir", str(living.path))
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+
+
+@pytest.mark.parametrize(("job", "is_told"), [("8", False), ("7", True)])
+def test_who_waits_in_vain_for_a_refused_main_process_tells_nothing_of_it(living, job, is_told):
+    error = HpcddpError("rank 0 did not come", "rendezvous")
+    place = ProcessLayout(1, 2, launcher="slurm", requeue_target=job)
+    assert fail(error, living, place, {}) == 1
+    assert kinds(living) == [*STORY, *["failed"] * is_told]
 
 
 def test_a_plain_script_sent_twice_is_no_new_submission_of_the_living_run(living):
