@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hpcddp.cluster.live import preempt_mode_of
 from hpcddp.cluster.scrub import query_environment
 
 # A controller that lives answers within MessageTimeout, 10 s by default; the tools themselves
@@ -176,8 +177,11 @@ def parse_show_job(job_id: str, text: str) -> JobInfo:
 
 def requeues_preempted(partition: str) -> bool:
     """True where Slurm ends jobs of that partition for others, and starts them again later."""
-    words = [*_DEAF, "scontrol", "show", "partition", partition]
-    return bool(partition) and "PreemptMode=REQUEUE" in _run(words, _TIMEOUT_S).text
+
+    def ask(words: Sequence[str]) -> str:
+        return _run([*_DEAF, *words], _TIMEOUT_S).text
+
+    return bool(partition) and preempt_mode_of(partition, ask) == "REQUEUE"
 
 
 def restarted_nodes(nodes: Sequence[str], since: float) -> list[str]:

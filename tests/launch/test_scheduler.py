@@ -12,6 +12,7 @@ from hpcddp.launch.scheduler import (
     parse_show_job,
     parse_squeue,
     query_jobs,
+    requeues_preempted,
     restarted_nodes,
 )
 
@@ -172,3 +173,15 @@ def test_the_nodes_whose_daemon_began_later_are_told_node_by_node(tools):
     tools(scontrol=f"cat <<'END'\n{show}END")
     assert restarted_nodes(["n1", "n2", "n3"], 150.0) == ["n2"]
     assert restarted_nodes([], 150.0) == []
+
+
+@pytest.mark.parametrize(("kind", "top"), [("partition_prio", False), ("qos", True)])
+def test_of_the_highest_partition_nobody_is_preempted_whatever_mode_it_prints(tools, kind, top):
+    partitions = "".join(
+        f"PartitionName={name} PriorityTier={tier} PreemptMode=REQUEUE State=UP\n"
+        for name, tier in (("low", 1), ("top", 9))
+    )
+    config = f"PreemptMode = REQUEUE\nPreemptType = preempt/{kind}\n"
+    tools(scontrol=f"case $2 in config) echo '{config}';; *) echo '{partitions}';; esac")
+    assert (requeues_preempted("low"), requeues_preempted("top")) == (True, top)
+    assert not requeues_preempted("gone")
