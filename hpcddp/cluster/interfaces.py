@@ -9,7 +9,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,13 +39,17 @@ class Interface:
     @property
     def is_never_used(self) -> bool:
         """True for what leads to no other node."""
-        named = any(fnmatch.fnmatchcase(self.name, pattern) for pattern in _NEVER)
-        return named or self.kind == "loopback"
+        return is_never_used_name(self.name) or self.kind == "loopback"
 
     @property
     def has_address(self) -> bool:
         """True for more than the fe80:... that every interface gives itself."""
         return any(not ipaddress.ip_address(each).is_link_local for each in self.addresses)
+
+    def is_in(self, network: ipaddress.IPv4Network | ipaddress.IPv6Network) -> bool:
+        """True with an address in this subnet; a default route is none."""
+        own = map(ipaddress.ip_address, self.addresses)
+        return network.prefixlen > 0 and any(each in network for each in own)
 
     @property
     def is_usable(self) -> bool:
@@ -94,21 +98,34 @@ class Host:
         return next((each for each in self.interfaces if address in each.addresses), None)
 
     def towards(self, address: str) -> Interface | None:
-        """The interface over which the kernel sends to `address`: longest prefix, least metric."""
+        """The interface over which the kernel sends to `address`."""
+        return next(iter(self.ways_to(address)), None)
+
+    def ways_to(self, address: str) -> list[Interface]:
+        """The interface over which the kernel sends to `address` (longest prefix, least metric),
+        then the others that are in the same subnet as `address`.
+        """
         there = ipaddress.ip_address(address)
-        found: tuple[int, int, str] | None = None
-        for route in self.routes:
-            network = ipaddress.ip_network(route.network)
-            rank = (-network.prefixlen, route.metric)
-            if there in network and (found is None or rank < found[:2]):
-                found = (*rank, route.interface)
-        return self.named(found[2]) if found else None
+        routes = [(ipaddress.ip_network(route.network), route) for route in self.routes]
+        routes = [(network, route) for network, route in routes if there in network]
+        routes.sort(key=lambda each: (-each[0].prefixlen, each[1].metric))
+        found = [self.named(route.interface) for net, route in routes if net == routes[0][0]]
+        return [
+            each
+            for number, each in enumerate(dict.fromkeys(found))
+            if each and (number == 0 or each.is_in(routes[0][0]))
+        ]
 
     def listing(self) -> str:
         """The interfaces for a message; those of containers are only worth their names."""
         shown = sorted(self.interfaces, key=lambda each: (each.is_never_used, *_natural(each)))
         more = f" and {len(shown) - 12} more" if len(shown) > 12 else ""
         return ", ".join(map(str, shown[:12])) + more if shown else "none"
+
+
+def is_never_used_name(name: str) -> bool:
+    """True for the names of loopback and of what containers and virtual machines have."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in _NEVER)
 
 
 def is_loopback(address: str) -> bool:
@@ -126,7 +143,9 @@ def _natural(interface: Interface) -> tuple[list[tuple[int, str]]]:
     return ([(int(part), "") if part.isdigit() else (-1, part) for part in parts],)
 
 
-def read_host(sys_root: Path = Path("/sys"), proc_root: Path = Path("/proc")) -> Host:
+def read_host(
+    environ: Mapping[str, str], sys_root: Path = Path("/sys"), proc_root: Path = Path("/proc")
+) -> Host:
     """The picture of this host as it is now."""
     states, interfaces = psutil.net_if_stats(), []
     for name, entries in psutil.net_if_addrs().items():
@@ -145,12 +164,12 @@ def read_host(sys_root: Path = Path("/sys"), proc_root: Path = Path("/proc")) ->
             )
         )
     routes = tuple(read_routes(proc_root / "net"))
-    return Host(socket.gethostname(), tuple(interfaces), routes, read_nccl_conf())
+    return Host(socket.gethostname(), tuple(interfaces), routes, read_nccl_conf(environ))
 
 
-def read_nccl_conf(etc: Path = Path("/etc")) -> frozenset[str]:
+def read_nccl_conf(environ: Mapping[str, str], etc: Path = Path("/etc")) -> frozenset[str]:
     """The variables that the site's and the user's nccl.conf set, where there is one."""
-    own = os.path.expanduser(os.environ.get("NCCL_CONF_FILE") or "~/.nccl.conf")
+    own = os.path.expanduser(environ.get("NCCL_CONF_FILE") or "~/.nccl.conf")
     lines = [line for path in (Path(own), etc / "nccl.conf") for line in _lines(path)]
     names = (line.partition("=")[0].strip() for line in lines if "=" in line)
     return frozenset(name for name in names if name.startswith("NCCL_"))
@@ -184,7 +203,7 @@ def read_routes(folder: Path) -> Iterator[Route]:
 
 def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text().splitlines()
+        return path.read_text(errors="replace").splitlines()
     except OSError:
         return []
 

@@ -43,7 +43,7 @@ def settle_network(
     environ: Mapping[str, str],
     *,
     uses_gloo: bool = True,
-    read: Callable[[], Host] = read_host,
+    read: Callable[[Mapping[str, str]], Host] = read_host,
     resolve: Resolve = resolve_name,
     adapters: Callable[[], Adapters] = read_adapters,
 ) -> Network:
@@ -55,7 +55,7 @@ def settle_network(
     """
     if layout.world_size == 1:
         return Network(layout.master_addr)
-    host = read()
+    host = read(environ)
     if is_one_host(layout):
         return _within(host, layout, environ, uses_gloo=uses_gloo)
     master = find_master(layout, environ, host, resolve)
@@ -254,7 +254,8 @@ def _check_nccl(value: str, host: Host) -> str:
         raise _exported_nothing(NCCL, value, "no such interface", host)
     never = [each.name for each in meant if each.is_never_used and each.is_up]
     if never:
-        return f", although it also means {', '.join(never)}, which leads to no other node"
+        also = "also " if any(not each.is_never_used for each in meant) else ""
+        return f", although it {also}means {', '.join(never)}, which leads to no other node"
     longer = [each.name for each in meant if each.name not in value.split(",") and each.has_address]
     if longer and host.named(value):
         return f", which also means {', '.join(longer)}; ={value} is that one alone"

@@ -41,7 +41,7 @@ def _interfaces() -> dict[str, dict[str, Any]]:
             "kind": each.kind,
             "speed_mbit_per_s": each.speed_mbit_per_s,
         }
-        for each in read_host().interfaces
+        for each in read_host(os.environ).interfaces
         if each.is_up
     }
 

@@ -8,11 +8,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
-from hpcddp.cluster.profile_schema import ProfileFile
+from hpcddp.cluster.profile_schema import Container, ProfileFile
 from hpcddp.cluster.scrub import looks_secret
-from hpcddp.config.build import build
+from hpcddp.config.build import build, hints_of
 from hpcddp.config.files import did_you_mean, find_config, list_configs
 from hpcddp.config.yaml_text import load_yaml_mapping
 from hpcddp.errors import ConfigError
@@ -27,6 +27,12 @@ _OWN = (
 _BLOCKS = ("nodes", "queues", "variants")
 _SETTINGS = ("env", "caches")
 _ADDS = "+"
+_LISTS = [
+    name
+    for kind in (ProfileFile, Container)
+    for name, hint in hints_of(kind).items()
+    if get_origin(hint) is tuple and name != "extends"
+]
 _ONLY_IN = {"node_type": "queues", "when": "variants"}
 # Filled in by a shell between double quotes: nothing that could start a command or end the quotes.
 EXPANDED = re.compile(r"[\w./:=,@%+^~ -]*(\$(\{\w+\}|\w+)[\w./:=,@%+^~ -]*)*")
@@ -128,16 +134,17 @@ def _with_parents(name: str, environ: Mapping[str, str], below: tuple[str, ...])
 
 def _add(merged: Merged, path: Path) -> None:
     values = load_yaml_mapping(path)
-    check_file(path, values)
+    given = check_file(path, values)
     merged.put(values, lambda _: path.stem)
     merged.files += (path,)
-    merged.sources[path.stem] = tuple(values.get("sources") or ())
+    merged.sources[path.stem] = given.sources
 
 
 def check_file(path: Path, values: Mapping[str, Any]) -> ProfileFile:
     """What one file says, checked; keys that it removes (null) are left out, and what it adds to a
     list (`+key`) counts as the list.
     """
+    _check_added(str(path), values)
     for where, kind, block in _blocks(str(path), values):
         for key, only in _ONLY_IN.items():
             if key in block and kind != only:
@@ -152,6 +159,19 @@ def check_file(path: Path, values: Mapping[str, Any]) -> ProfileFile:
         if sum(map(bool, (sign.env, sign.file, sign.host))) != 1:
             raise ConfigError(f"{path}: detect[{number}] needs exactly one of env, file, host.")
     return given
+
+
+def _check_added(where: str, values: Mapping[str, Any]) -> None:
+    """Refuse `+key` where there is no list to add to, or nothing to add."""
+    for key, value in values.items():
+        name = str(key).removeprefix(_ADDS)
+        if name == str(key):
+            _check_added(where, value if isinstance(value, Mapping) else {})
+        elif name not in _LISTS or not isinstance(value, list):
+            raise ConfigError(
+                f"{where}: `{key}` adds a list to a list, as in `+modules: [load cuda]`; found "
+                f"{value!r}. {did_you_mean(name, _LISTS)}"
+            )
 
 
 def _check_numbers(path: Path, given: ProfileFile) -> None:

@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hpcddp.cluster.interfaces import is_never_used_name
 from hpcddp.cluster.live import Ask, LiveCluster, LiveNodes, LivePartition, ask_slurm
 from hpcddp.config.yaml_text import dump_yaml
 
-_NEVER = ("lo", "docker", "virbr", "veth")
 # The job may wait 20 s for a node and take its time to load Python from a slow file system.
 _ask_patiently = partial(ask_slurm, timeout_s=120)
 
@@ -110,7 +110,7 @@ def _gpu_lines(main: LivePartition | None) -> Iterator[str]:
 
 def _interface_lines(facts: Mapping[str, Any]) -> Iterator[str]:
     for name, state in facts.get("interfaces", {}).items():
-        if state["addresses"] and not name.startswith(_NEVER):
+        if state["addresses"] and not is_never_used_name(name):
             speed = f", {state['speed_mbit_per_s']} Mbit/s" if state["speed_mbit_per_s"] else ""
             yield f"# seen on {facts['host']}: {name} {', '.join(state['addresses'])}{speed}"
     if not facts:

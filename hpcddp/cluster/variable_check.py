@@ -3,12 +3,12 @@
 import difflib
 from collections.abc import Iterator, Mapping
 
+from hpcddp.cluster.interfaces import is_never_used_name
 from hpcddp.cluster.known_variables import HARMFUL, KNOWN, OPEN_PREFIXES, REPLACED
 from hpcddp.cluster.variables import short
 
 # NCCL reads five bits; users copy 22, and anything above 31 is refused or cut.
 _LARGEST_IB_TIMEOUT = 31
-_BRIDGES = ("docker", "virbr", "veth")
 
 
 def variable_warnings(
@@ -56,8 +56,8 @@ def _odd_interfaces(value: str) -> Iterator[str]:
     if value.startswith("^"):
         if not any(each and "lo".startswith(each) for each in listed):
             yield f"this lets loopback in again; write {value},lo."
-    elif odd := [each for each in listed if each == "lo" or each.startswith(_BRIDGES)]:
-        yield f"{' and '.join(odd)} leads to no other node; unset it."
+    elif odd := [each for each in listed if is_never_used_name(each)]:
+        yield f"{' and '.join(odd)} lead{'s' * (len(odd) == 1)} to no other node; unset it."
 
 
 def _misspelt(name: str) -> str | None:

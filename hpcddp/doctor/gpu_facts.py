@@ -20,15 +20,15 @@ def read_gpus(driver: Path = _DRIVER) -> dict[str, Any]:
         nvml = import_module("pynvml")
     except ModuleNotFoundError:
         missing = "pip install nvidia-ml-py, to look at the GPUs"
-        return no_gpus(missing if driver.exists() else "no GPU")
+        return no_gpus(missing if driver.exists() else "no NVIDIA GPU")
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        return no_gpus(f"no GPU ({error})")
+        return no_gpus(f"no NVIDIA GPU ({error})")
     try:
         return _all_gpus(nvml)
     except nvml.NVMLError as error:
-        return no_gpus(f"no GPU ({error})")
+        return no_gpus(f"no NVIDIA GPU ({error})")
     finally:
         nvml.nvmlShutdown()
 
@@ -47,7 +47,8 @@ def _all_gpus(nvml: Any) -> dict[str, Any]:  # noqa: ANN401
             if getattr(error, "value", None) != nvml.NVML_ERROR_NO_PERMISSION:
                 lost.append(f"GPU {number}: {error}")
     driver = _text(nvml.nvmlSystemGetDriverVersion())
-    return {"gpus": gpus, "lost_gpus": lost, "driver": driver, "no_gpu": "" if gpus else "no GPU"}
+    why = "" if gpus else "no NVIDIA GPU"
+    return {"gpus": gpus, "lost_gpus": lost, "driver": driver, "no_gpu": why}
 
 
 def with_own_gpus(processes: Sequence[Facts]) -> list[dict[str, Any]]:

@@ -1,6 +1,5 @@
 """What one process of a job finds on its node, as plain values. Judges nothing; knows no torch."""
 
-import ipaddress
 import os
 import platform
 import resource
@@ -54,14 +53,14 @@ def read_node_facts(
 ) -> dict[str, Any]:
     """Facts of this node: for one of its processes to read."""
     gpus = read_gpus() if uses_gpus else no_gpus("train.device=cpu uses none")
-    host = None if is_one_host(layout) else read_host()
+    host = None if is_one_host(layout) else read_host(environ)
     return {
         **gpus,
         "memlock_bytes": _limit(resource.RLIMIT_MEMLOCK),
         "rdma": [str(port) for port in read_adapters().ports if port.is_active],
         "shm_bytes": _free(_SHM),
         "interface": interface_facts(host, environ) if host else None,
-        "ways": ways_to(host, resolve_name(layout.master_addr)) if host else None,
+        "way": way_facts(host, resolve_name(layout.master_addr)) if host else None,
         "data": read_data(data_root) if data_root else None,
     }
 
@@ -124,17 +123,13 @@ def interface_facts(host: Host, environ: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def ways_to(host: Host, addresses: Sequence[str]) -> list[str]:
-    """The interfaces over which the kernel may send to the first of these addresses, by its longest
-    routes; none for an address of this host's own.
+def way_facts(host: Host, addresses: Sequence[str]) -> dict[str, Any]:
+    """Whether these addresses are this host's own, and else the interfaces that lead to the first
+    one that any leads to.
     """
-    if not addresses or any(map(host.owner_of, addresses)):
-        return []
-    there = ipaddress.ip_address(addresses[0])
-    networks = [(ipaddress.ip_network(each.network), each.interface) for each in host.routes]
-    fits = [(network.prefixlen, name) for network, name in networks if there in network]
-    longest = max((bits for bits, _ in fits), default=0)
-    return sorted({name for bits, name in fits if bits == longest})
+    is_here = any(is_loopback(each) or host.owner_of(each) for each in addresses)
+    ways = filter(None, map(host.ways_to, () if is_here else addresses))
+    return {"is_here": is_here, "over": [each.name for each in next(ways, ())]}
 
 
 def resolve_all(

@@ -1,5 +1,6 @@
 """Which CPUs each process of a comparison may use, and whether they suffice. Binds nothing."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -29,9 +30,16 @@ def cores_of(
     """These CPUs, core by core: two threads of a core are not two of anything."""
     cores: dict[int, list[int]] = {}
     for cpu in sorted(cpus):
-        first = min({cpu, *siblings(cpu)} & set(cpus))
-        cores.setdefault(first, []).append(cpu)
+        cores.setdefault(min(cpu, *siblings(cpu)), []).append(cpu)
     return [*cores.values()]
+
+
+def cores_used(
+    cpus: Sequence[int], threads: int, siblings: Callable[[int], Sequence[int]] = siblings_of
+) -> tuple[list[int], int]:
+    """The cores of these CPUs, each by its first CPU, and how many of them so many threads take."""
+    cores = sorted({min(cpu, *siblings(cpu)) for cpu in cpus})
+    return cores, min(len(cores), math.ceil(threads * len(cores) / len(cpus)))
 
 
 def shares(cores: Sequence[Sequence[int]], most: int) -> list[list[int]]:
@@ -61,10 +69,13 @@ def are_shared(per_device: Sequence[Sequence[int]]) -> bool:
 
 
 def are_too_few(places: Sequence[tuple[str, Sequence[int], int]]) -> bool:
-    """The same of processes that nobody bound: each its host, its CPUs, and how many it uses."""
-    hosts = {host for host, _, _ in places}
-    own = {host: [place for place in places if place[0] == host] for host in hosts}
-    return any(
-        sum(used for _, _, used in there) > len({cpu for _, cpus, _ in there for cpu in cpus})
-        for there in own.values()
-    )
+    """True where processes take more cores than they have among them. Of each its host, its cores,
+    and how many of them it takes.
+    """
+    for host in {host for host, _, _ in places}:
+        there = [(frozenset(cores), used) for name, cores, used in places if name == host]
+        own = {cores for cores, _ in there}
+        for among in {*own, frozenset().union(*own)}:
+            if sum(used for cores, used in there if cores <= among) > len(among):
+                return True
+    return False

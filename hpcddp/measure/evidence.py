@@ -107,10 +107,15 @@ def _without_words(row: Row) -> str:
     alone = row.get("no_sync_exposed_fraction")
     if alone is None:
         return ""
-    shorter = f"{_percent(alone)} shorter" if alone > 0 else "not shorter, within noise"
     between = row.get("no_sync_exposed_interval")
-    bounds = "" if between is None else f" (95 %: {' to '.join(map(_percent, between))})"
-    return f"; a step that exchanges nothing is {shorter}{bounds}"
+    low, high = between or (alone, alone)
+    way, low, high = ("longer", -high, -low) if high < 0 else ("shorter", low, high)
+    bounds = f"95 %: {_percent(low)} to {_percent(high)}"
+    if low <= 0:
+        said, bounds = "as long, within noise", f"{bounds} {way}"
+    else:
+        said = f"{_percent(abs(alone))} {way}"
+    return f"; a step that exchanges nothing is {said}{f' ({bounds})' if between else ''}"
 
 
 def totals_words(row: Row) -> str:

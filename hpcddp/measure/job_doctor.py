@@ -135,12 +135,12 @@ def _with_names(
 def _torch_facts(device: torch.device, facts: Mapping[str, Any]) -> dict[str, Any]:
     """What only a process with torch can say of itself."""
     versions = {**facts["versions"], "torch": str(torch.__version__)}
-    uuid, gpus_seen = None, None
+    uuid, gpus_seen = None, "this process uses no GPU"
     if device.type == "cuda":
         versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
         uuid = str(torch.cuda.get_device_properties(device).uuid)
-        # RCCL reaches GPUs that a process does not see.
-        gpus_seen = None if torch.version.hip else torch.cuda.device_count()
+        reaches_all = "RCCL reaches GPUs that a process does not see"
+        gpus_seen = reaches_all if torch.version.hip else torch.cuda.device_count()
     return {
         "threads": torch.get_num_threads(),
         "versions": versions,

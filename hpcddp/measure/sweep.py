@@ -21,7 +21,7 @@ from hpcddp.measure.bench import Bench, build_bench, unsettled_steps
 from hpcddp.measure.blocks import CellRecord
 from hpcddp.measure.cells import Cell, Setting, config_of_setting
 from hpcddp.measure.comparison import base_of, row_of, with_speedups
-from hpcddp.measure.cpus import are_too_few
+from hpcddp.measure.cpus import are_too_few, cores_used
 from hpcddp.measure.document import compare_document, not_measured
 from hpcddp.measure.evidence import Circumstances
 from hpcddp.measure.verdict import verdict_of_sweep
@@ -71,9 +71,9 @@ def sweep_here(
 
 
 def _place(device: torch.device) -> tuple[str, list[int], int]:
-    """Of this process its host, its CPUs, and how many of them it uses; a GPU's takes one."""
-    used = torch.get_num_threads() if device.type == "cpu" else 1
-    return socket.gethostname(), sorted(os.sched_getaffinity(0)), used
+    """Of this process its host, its cores, and how many of them it takes; a GPU's takes one."""
+    threads = torch.get_num_threads() if device.type == "cpu" else 1
+    return socket.gethostname(), *cores_used(sorted(os.sched_getaffinity(0)), threads)
 
 
 class _Gatherer:

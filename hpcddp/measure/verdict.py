@@ -160,9 +160,15 @@ def verdict_of_sweep(
     else:
         words = f"{fastest} is {ratio.value:.2f} times as fast as {own}."
     evidence += [ratio_words(f"{own} / {fastest}", ratio, base)]
-    evidence += [*_wrong_number(rows), cap_words(rows), *map(late_words, rows)]
+    evidence += [*_wrong_number(rows), cap_words(rows), *_late(rows)]
     rounds = len(base["round_s_medians"])
     return _judged(words, ratio, evidence, (), where, rounds=rounds)
+
+
+def _late(rows: Sequence[Row]) -> list[str]:
+    """Who keeps the others waiting, setting by setting."""
+    said = [(row, late_words(row)) for row in rows]
+    return [f"{setting_words(row)}: {words}" for row, words in said if words]
 
 
 def _wrong_number(rows: Sequence[Row]) -> list[str]:

@@ -27,7 +27,7 @@ def allreduce_page(document: Row) -> Page:
 
 def _counts(document: Row) -> str:
     n, discarded = (range_text(document["rows"], key) for key in ("n", "discarded"))
-    return f"n = {n} calls, the first {discarded} of each size discarded"
+    return f"n = {n} calls of each size; discarded before them: {discarded}"
 
 
 def _facts(document: Row) -> tuple[tuple[str, str], ...]:

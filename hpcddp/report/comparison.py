@@ -18,6 +18,7 @@ from hpcddp.report.values import (
     bytes_text,
     counts_text,
     place_text,
+    range_text,
 )
 
 _MOST_TIMELINES = 6
@@ -98,8 +99,8 @@ def _sweep(rows: Sequence[Row]) -> Drawing:
 
 def _step_time(rows: Sequence[Row], document: Row) -> Drawing:
     said = (
-        "Medians of the phases; that of the step stands behind the bar, to which they need not add "
-        f"up, and its {_SPREAD}. Without what is hidden by backward. {counts_text(rows)}."
+        "Medians of the phases; they need not add up to that of the step, which stands behind the "
+        f"bar and around which {_SPREAD}. Without what is hidden by backward. {counts_text(rows)}."
     )
     return _drawing("step", "What a step is spent on", 1.3 + 0.36 * len(rows), said,
                     lambda figure: paint_step_time(figure, rows, document))  # fmt: skip
@@ -130,8 +131,8 @@ def _timeline(number: int, row: Row, document: Row) -> Drawing:
     buckets = row["buckets"]
     reduced = sum(bucket["bytes"] for bucket in buckets)
     said = (
-        "One step, not a median (n = 1), so without a spread. Tick: its gradients were ready. "
-        f"{counts_text([row])}. "
+        f"The typical one of {range_text([row], 'n')} steps, so without a spread. Tick: its "
+        "gradients were ready. "
         f"{bytes_text(reduced)} in {len(buckets)} bucket{'s' * (len(buckets) > 1)}."
     )
     title = f"Buckets of one step: {place_text(row, document)}"

@@ -38,10 +38,11 @@ def paint_step_time(figure: Figure, rows: Sequence[Row], document: Row) -> None:
     if any(unknown):
         axes.barh(range(len(rows)), unknown, 0.6, color="white", edgecolor=GREY,
                   label="phases not measured here")  # fmt: skip
-    ends = [max(pair) for pair in zip(left, unknown, strict=True)]
+    medians = [1e3 * row["step_s_median"] for row in rows]
     halves = [1e3 * (row.get("step_s_iqr") or 0.0) / 2 for row in rows]
-    axes.errorbar(ends, range(len(rows)), xerr=halves, fmt="none", capsize=3, color="black")
-    tips = [end + half for end, half in zip(ends, halves, strict=True)]
+    axes.errorbar(medians, range(len(rows)), xerr=halves, fmt="none", capsize=3, color="black")
+    highs = [median + half for median, half in zip(medians, halves, strict=True)]
+    tips = [max(pair) for pair in zip(left, highs, strict=True)]
     label_bars(axes, tips, [time_text(row["step_s_median"]) for row in rows])
     rows_axis(axes, [place_text(row, document) for row in rows])
     axes.set_xlabel("milliseconds per step")

@@ -94,13 +94,13 @@ def place_text(row: Row, document: Row) -> str:
 def counts_text(rows: Sequence[Row]) -> str:
     """How many values stand behind a figure, and how many were thrown away."""
     n, discarded = range_text(rows, "n"), range_text(rows, "discarded")
-    return f"n = {n} steps each, {discarded} more discarded as warm-up"
+    return f"n = {n} steps each; discarded as warm-up: {discarded}"
 
 
 def range_text(rows: Sequence[Row], key: str) -> str:
     """`9`, or `9 to 40` where rows differ."""
     values = [row[key] for row in rows if row.get(key) is not None]
     if not values:
-        return "an unknown number of"
+        return "unknown"
     low, high = min(values), max(values)
     return f"{low}" if low == high else f"{low} to {high}"

@@ -78,6 +78,7 @@ NODE = {
     "interfaces": {
         "lo": {"addresses": ["127.0.0.1"], "speed_mbit_per_s": 0},
         "hsn0": {"addresses": ["10.0.0.1"], "speed_mbit_per_s": 200_000},
+        "podman1": {"addresses": ["10.88.0.1"], "speed_mbit_per_s": 10_000},
         "hsn1": {"addresses": [], "speed_mbit_per_s": 200_000},
     },
 }  # fmt: skip
@@ -124,6 +125,7 @@ def test_the_written_profile_is_one_and_says_what_slurm_said(facts, tmp_path):
     assert profile.preempt.grace_s == 120
     assert values.get("extends", []) == (["slingshot-nvidia"] if facts else [])
     assert ("hsn0 10.0.0.1" in text) == bool(facts)
+    assert "podman1" not in text
     differ = [f for f in compare(values, newcluster()) if f.level == "drift"]
     assert differ == []
 

@@ -60,7 +60,7 @@ def settle(case):
         layout,
         environ | case.get("environ", {}),
         uses_gloo=case.get("uses_gloo", True),
-        read=lambda: picture(case["host"], hosts[min(rank, nodes - 1)]),
+        read=lambda _: picture(case["host"], hosts[min(rank, nodes - 1)]),
         resolve=lambda name: (name,) if name[0].isdigit() else known.get(name, ()),
     )
 
@@ -143,7 +143,7 @@ def test_of_two_routes_as_long_the_one_with_the_least_metric_counts():
 
 
 def test_this_host_is_seen_as_it_is():
-    host = interfaces.read_host()
+    host = interfaces.read_host({})
     loopback = host.named("lo")
     assert "127.0.0.1" in loopback.addresses
     assert loopback.kind == "loopback"
@@ -155,7 +155,7 @@ def test_a_kind_is_what_sysfs_says(tmp_path):
     for name in psutil.net_if_addrs():
         (tmp_path / "class/net" / name).mkdir(parents=True)
         (tmp_path / "class/net" / name / "type").write_text("32\n")
-    assert {each.kind for each in interfaces.read_host(sys_root=tmp_path).interfaces} == {
+    assert {each.kind for each in interfaces.read_host({}, sys_root=tmp_path).interfaces} == {
         "infiniband"
     }
 
@@ -287,7 +287,7 @@ def test_the_rule_reaches_nccl_unless_its_variable_is_exported(sysfs):
         settled = network.settle_network(
             layout,
             {"HPCDDP_HCA": "ethernet", **exported},
-            read=lambda: picture(case["host"], "b"),
+            read=lambda _: picture(case["host"], "b"),
             resolve=lambda name: (name,),
             adapters=lambda: sysfs,
         )
@@ -339,11 +339,13 @@ def test_cluster_check_cannot_contradict_a_rule_with_a_fallback():
     assert checked("infiniband,default-route", "ethernet") == ()
 
 
-def test_what_nccl_reads_of_a_file_is_known(tmp_path, monkeypatch):
-    (tmp_path / "nccl.conf").write_text("# site\nNCCL_SOCKET_IFNAME=eth0\nNCCL_IB_HCA = =mlx5_0\n")
+def test_what_nccl_reads_of_a_file_is_known(tmp_path):
+    (tmp_path / "nccl.conf").write_bytes(
+        "# Zürich\nNCCL_SOCKET_IFNAME=eth0\nNCCL_IB_HCA = =mlx5_0\n".encode("latin-1")
+    )
     own = tmp_path / "own.conf"
     own.write_text("NCCL_DEBUG=WARN\nno line\n")
-    monkeypatch.setenv("NCCL_CONF_FILE", str(own))
-    found = interfaces.read_nccl_conf(tmp_path)
+    environ = {"NCCL_CONF_FILE": str(own)}
+    found = interfaces.read_nccl_conf(environ, tmp_path)
     assert found == {"NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_DEBUG"}
-    assert interfaces.read_nccl_conf(tmp_path / "none") == {"NCCL_DEBUG"}
+    assert interfaces.read_nccl_conf(environ, tmp_path / "none") == {"NCCL_DEBUG"}

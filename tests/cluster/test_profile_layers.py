@@ -166,7 +166,9 @@ def test_a_list_is_added_to_by_whoever_extends_and_by_each_block_that_holds(site
     assert profile.modules == ("purge", "load a", "load b")
     assert profile.origins[("modules",)] == "site: variants.more"
     (site.folder / "child.yaml").write_text("extends: [site]\n+modules: [load c]\n+notes: [n]\n")
+    (site.folder / "child.local.yaml").write_text("+sources: [a letter]\n")
     child = site("child")
+    assert child.documents["child.local"] == ("a letter",)
     assert (child.modules, child.notes) == (("purge", "load a", "load c"), ("n",))
 
 
@@ -192,8 +194,13 @@ def test_without_internet_libraries_are_told_to_work_offline(site):
         ("limits: {time_by_nodes: {few: '1'}}", "`few` is no number of nodes"),
         ("internet: false", "use one of"),
         ("modules: load x", "modules needs a list"),
-        ("+modules: load x", "modules needs a list"),
-        ("+module: [load x]", "unknown key `module`"),
+        ("+modules: load x", "`+modules` adds a list to a list"),
+        ("+modules:", "found None"),
+        ("+module: [load x]", "Did you mean `modules`"),
+        ("+scratch: /x", "odd.yaml: `+scratch` adds"),
+        ("+extends: [base]", "`+extends` adds"),
+        ("queues: {q: {+env: {A: {value: x, why: w}}}}", "`+env` adds"),
+        ("container: {+mounts: /x}", "`+mounts` adds"),
         ("sbatch: {hint: {value: x}}", "`why` is missing"),
         ("detect: [{env: A, file: /x}]", "exactly one of env, file, host"),
         ("env: {A: {value: '$(date)', why: w}}", "env.A.value"),

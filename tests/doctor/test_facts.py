@@ -17,7 +17,7 @@ from hpcddp.doctor.host_facts import (
     name_facts,
     read_data,
     resolve_all,
-    ways_to,
+    way_facts,
     with_node_facts,
 )
 from hpcddp.doctor.login_facts import read_login_facts
@@ -161,18 +161,26 @@ def test_a_name_without_an_address_is_asked_for_again():
     assert resolve_all(["a"], {}, lambda name: (), patience_s=0) == {"a": None}
 
 
-def test_the_ways_to_rank_0_are_those_of_the_longest_routes():
-    seen = (Interface("eth0", ("10.0.0.2",)), Interface("eth1", ("10.0.0.3",)))
-    networks = {"eth0": "10.0.0.0/24", "eth1": "10.0.0.0/24", "ib0": "0.0.0.0/0"}
-    host = Host("h", seen, tuple(Route(name, network) for name, network in networks.items()))
-    assert ways_to(host, ["10.0.0.9"]) == ["eth0", "eth1"]
-    assert ways_to(host, ["10.9.9.9"]) == ["ib0"]
-    assert (
-        ways_to(host, ["127.0.1.1", "10.0.0.2"])
-        == ways_to(host, [])
-        == ways_to(host, ["::9"])
-        == []
+def test_there_are_two_ways_to_rank_0_only_in_its_own_subnet():
+    seen = (Interface("eth0", ("10.0.0.2",)), Interface("eth1", ("10.0.0.3",)), Interface("ib0"))
+    near, wide, all_others = "10.0.0.0/24", "10.8.0.0/16", "0.0.0.0/0"
+    routes = (
+        *(Route("eth0", near, 200), Route("eth1", near, 100)),
+        *(Route("eth0", wide), Route("ib0", wide)),  # as by two routers
+        *(Route("eth1", all_others, 200), Route("eth0", all_others, 100)),
     )
+    host = Host("h", seen, routes)
+    assert way_facts(host, ["10.0.0.9"]) == {"is_here": False, "over": ["eth1", "eth0"]}
+    assert way_facts(host, ["10.8.9.9"])["over"] == ["eth0"]
+    assert way_facts(host, ["::9", "10.9.9.9"])["over"] == ["eth0"]
+
+
+def test_a_way_that_nobody_knows_is_not_this_host():
+    host = Host("h", (Interface("eth0", ("10.0.0.2",)),))
+    unknown = {"is_here": False, "over": []}
+    assert way_facts(host, []) == way_facts(host, ["::9"]) == unknown
+    assert way_facts(host, ["10.0.0.2"]) == way_facts(host, ["127.0.1.1"])
+    assert way_facts(host, ["10.0.0.2"])["is_here"]
 
 
 def test_the_chosen_interface_is_told_with_a_faster_one():

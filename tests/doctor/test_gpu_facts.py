@@ -48,11 +48,11 @@ def test_gpus_are_described_as_far_as_the_library_answers(monkeypatch):
 
 def test_without_the_library_or_a_driver_it_says_which_is_missing(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert read_gpus(tmp_path / "nothing")["no_gpu"] == "no GPU"
+    assert read_gpus(tmp_path / "nothing")["no_gpu"] == "no NVIDIA GPU"
     assert "pip install nvidia-ml-py" in read_gpus(tmp_path)["no_gpu"]
     fake = FakeNvml(nvmlInit=FakeNvml()._refuse)
     monkeypatch.setitem(sys.modules, "pynvml", fake)
-    assert read_gpus()["no_gpu"] == "no GPU (Not Supported)"
+    assert read_gpus()["no_gpu"] == "no NVIDIA GPU (Not Supported)"
 
 
 def test_a_gpu_that_is_lost_is_told_and_one_that_is_closed_is_not(monkeypatch):

@@ -16,7 +16,15 @@ from hpcddp.measure.cells import (
     parse_devices,
     parse_modes,
 )
-from hpcddp.measure.cpus import are_shared, are_too_few, cores_of, cpus_of, shares, siblings_of
+from hpcddp.measure.cpus import (
+    are_shared,
+    are_too_few,
+    cores_of,
+    cores_used,
+    cpus_of,
+    shares,
+    siblings_of,
+)
 
 
 def run(*overrides):
@@ -181,6 +189,13 @@ def test_threads_of_a_core_are_kept_together_as_far_as_this_process_may_use_them
     assert cores_of([1, 2, 4], siblings.get) == [[1], [2], [4]]
 
 
+def test_what_threads_take_is_counted_in_cores():
+    siblings = {cpu: [cpu % 4, cpu % 4 + 4] for cpu in range(8)}.get
+    assert cores_used([*range(8)], 4, siblings) == ([0, 1, 2, 3], 2)
+    assert cores_used([4], 1, siblings) == cores_used([0, 4], 1, siblings) == ([0], 1)
+    assert cores_used([0, 1, 4], 9, siblings) == ([0, 1], 2)
+
+
 def test_the_kernels_list_of_threads_is_read(monkeypatch, tmp_path):
     monkeypatch.setattr(cpus, "_SIBLINGS", f"{tmp_path}/cpu{{}}")
     for cpu, text in enumerate(["0,4\n", "0-2,8\n", "rubbish\n"]):
@@ -196,9 +211,12 @@ def test_the_kernels_list_of_threads_is_read(monkeypatch, tmp_path):
         ([("a", [0, 1], 1)] * 3, True),
         ([("a", [0], 1), ("a", [0], 1), ("b", [0], 1)], True),
         ([("a", [0, 1], 2), ("a", [2, 3], 2)], False),
+        ([("a", [0], 1), ("a", [0], 1), ("a", [1, 2, 3], 1)], True),  # the others are no help
+        ([("a", [0, 1], 2), ("a", [1, 2], 2)], True),
+        ([("a", [0, 1], 1), ("a", [1, 2], 2)], False),
     ],
 )
-def test_processes_that_nobody_bound_may_use_no_more_cpus_than_their_host_has(places, expected):
+def test_processes_that_nobody_bound_may_take_no_more_cores_than_they_have(places, expected):
     assert are_too_few(places) == expected
 
 

@@ -39,3 +39,17 @@ def test_a_process_that_has_no_device_says_which_gpu_is_lost(monkeypatch):
     assert told.value.message.startswith("GPU 3: GPU is lost")
     assert "exclude=gpu-07" in told.value.message
     assert told.value.code == "no_gpu"
+
+
+@pytest.mark.parametrize(("hip", "seen"), [(None, 1), ("7.0", "RCCL reaches GPUs that a process")])
+def test_how_many_gpus_a_process_sees_says_nothing_of_rccl(monkeypatch, hip, seen):
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27))
+    properties = SimpleNamespace(uuid="aa")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(job_doctor, "_cores_of_a_worker", lambda: None)
+    facts = job_doctor._torch_facts(torch.device("cuda", 0), {"versions": {}})
+    assert str(facts["gpus_seen"]).startswith(str(seen))
+    cpu = job_doctor._torch_facts(torch.device("cpu"), {"versions": {}})
+    assert cpu["gpus_seen"] == "this process uses no GPU"

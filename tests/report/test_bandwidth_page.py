@@ -8,9 +8,16 @@ def test_sizes_bandwidths_and_the_line_are_on_the_page(tmp_path, bandwidths):
     assert "<h1>All-reduce, gloo</h1>" in text
     assert "32 MiB: bus bandwidth 11.7 Gbit/s" in text
     assert "latency 1 ms, bus bandwidth 12 Gbit/s" in text
-    assert "n = 9 calls, the first 3 of each size discarded" in text
+    assert "n = 9 calls of each size; discarded before them: 3." in text
     assert "over its network" not in text
     assert "<td>32 KiB</td>" in text
+
+
+def test_calls_that_nobody_counted_are_said_to_be_unknown(tmp_path, bandwidths):
+    for row in bandwidths["rows"]:
+        del row["n"], row["discarded"]
+    text = write_page("allreduce", bandwidths, tmp_path).read_text()
+    assert "n = unknown calls of each size; discarded before them: unknown." in text
 
 
 def test_a_node_of_several_processes_has_a_speed_of_its_own(tmp_path, bandwidths):

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 
 from hpcddp.errors import HpcddpError
 from hpcddp.report.pages import write_page
+from hpcddp.report.step_time import paint_step_time
 from hpcddp.report.sweep import paint_sweep
 from hpcddp.report.throughput import paint_throughput
 
@@ -75,11 +76,11 @@ def test_what_dp_copies_is_shown_and_told_from_what_ddp_reduces(page, document):
 def test_every_figure_says_how_many_steps_stand_behind_it(page):
     text = page()
     buckets = "Buckets of one step: ddp, 4 devices"
-    for title in ("Throughput", "What a step is spent on", buckets):
-        assert "n = 40 steps each, 6 more discarded" in figure(text, title)
     for title in ("Throughput", "What a step is spent on"):
+        assert "n = 40 steps each; discarded as warm-up: 6" in figure(text, title)
         assert "whiskers are as long as the interquartile range" in figure(text, title)
-    assert "One step, not a median (n = 1), so without a spread" in figure(text, buckets)
+    assert "The typical one of 40 steps, so without a spread" in figure(text, buckets)
+    assert "discarded" not in figure(text, buckets)
 
 
 def test_the_ideal_line_is_as_many_times_as_devices(document):
@@ -95,6 +96,15 @@ def test_phases_have_whiskers_of_their_own_spread(document):
     found = [each for each in below.containers if isinstance(each, ErrorbarContainer)]
     whiskers = [each.lines[2][0].get_segments()[0] for each in found]
     assert [high - low for (_, low), (_, high) in whiskers] == pytest.approx([40, 20])  # ms
+
+
+def test_the_spread_of_a_step_is_drawn_around_its_median(document):
+    row = document["rows"][-1] | {"step_s_median": 0.3, "step_s_iqr": 0.02}
+    row["phases"] = {"forward_s": 0.1, "backward_s": 0.1}  # medians, which add up to less
+    (axes,) = painted(paint_step_time, [row], document)
+    (whiskers,) = (each for each in axes.containers if isinstance(each, ErrorbarContainer))
+    (low, _), (high, _) = whiskers.lines[2][0].get_segments()[0]
+    assert (low, high) == pytest.approx((290, 310))  # ms
 
 
 def painted(paint, *arguments):
@@ -185,5 +195,5 @@ def test_a_document_without_numbers_is_refused(tmp_path, document, change, said)
 def test_the_barest_row_makes_a_page(tmp_path):
     bare = {"mode": "ddp", "devices": 2, "step_s_median": 0.5, "images_per_s": 4.0}
     text = write_page("compare", {"rows": [bare]}, tmp_path).read_text()
-    assert "an unknown number of" in figure(text, "Throughput")
+    assert "n = unknown steps each; discarded as warm-up: unknown" in figure(text, "Throughput")
     assert cells(text, "Speed")[1][2:4] == ["500 ms", "not measured here"]
