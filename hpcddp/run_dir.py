@@ -132,6 +132,10 @@ class RunDir:
         """There once this attempt has found the run in other hands: its end is not the run's."""
         return self.attempt_logs(attempt) / "refused"
 
+    def handled(self, attempt: int) -> Path:
+        """There once the last act of this attempt's script has left nothing to do."""
+        return self.attempt_logs(attempt) / "handled"
+
     def append_event(self, kind: str, **fields: Any) -> None:  # noqa: ANN401
         """Append one line to events.jsonl: kind, time (Unix seconds), host and `fields`."""
         record = {"event": kind, "time": round(time.time(), 3), "host": socket.gethostname()}

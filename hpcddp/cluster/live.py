@@ -89,8 +89,7 @@ def read_live(ask: Ask = ask_slurm) -> LiveCluster | None:
     if not config:
         return None
     nodes = _nodes(ask(["sinfo", "--noheader", "-o", "%R|%D|%c|%m|%G|%f"]))
-    records = ask(["scontrol", "show", "partition", "--oneliner"]).splitlines()
-    fields = [dict(_FIELD.findall(line)) for line in records if "PartitionName=" in line]
+    fields = _partitions(config, ask)
     found = {part["PartitionName"]: _partition(part, nodes) for part in fields}
     return LiveCluster(
         name=config.get("ClusterName", ""),
@@ -99,6 +98,30 @@ def read_live(ask: Ask = ask_slurm) -> LiveCluster | None:
         config=config,
         qos=_qos(ask(["sacctmgr", "--noheader", "--parsable2", "show", "qos", _QOS_FORMAT])),
     )
+
+
+def preempt_mode_of(partition: str, ask: Ask = ask_slurm) -> str:
+    """How Slurm takes nodes from jobs of that partition, such as `REQUEUE`; empty if unknown."""
+    fields = _partitions(_config(ask(["scontrol", "show", "config"])), ask)
+    modes = {part["PartitionName"]: part.get("PreemptMode", "") for part in fields}
+    return modes.get(partition, "")
+
+
+def _partitions(config: Mapping[str, str], ask: Ask) -> list[dict[str, str]]:
+    """The fields of each partition. Where partitions take from each other by their tier, none takes
+    from the highest, though it may print the mode that is the whole cluster's.
+    """
+    lines = ask(["scontrol", "show", "partition", "--oneliner"]).splitlines()
+    found = [dict(_FIELD.findall(line)) for line in lines if "PartitionName=" in line]
+    highest = max((_tier(part) for part in found), default=0)
+    for part in found if config.get("PreemptType") == "preempt/partition_prio" else ():
+        if _tier(part) == highest:
+            part["PreemptMode"] = "OFF"
+    return found
+
+
+def _tier(part: Mapping[str, str]) -> int:
+    return _number(part.get("PriorityTier", "")) or 0
 
 
 def _config(text: str) -> dict[str, str]:

@@ -31,6 +31,7 @@ from hpcddp.config.schema import RunConfig
 from hpcddp.config.write import read_config
 from hpcddp.errors import HpcddpError
 from hpcddp.launch.history import since_sent
+from hpcddp.launch.refusal import mark_refusal
 from hpcddp.launch.sizes import threads_of_process
 from hpcddp.launch.witness import attend
 from hpcddp.leave import leave
@@ -72,7 +73,7 @@ def run_job(
             owner = _open_attempt(config, layout, run_dir, stop_flag, environ, submitted or {})
             code = _work(config, layout, run_dir, stop_flag, environ, owner)
     except BaseException as error:
-        code = fail(error, run_dir, layout)
+        code = fail(error, run_dir, layout, environ)
     leave(code)
 
 
@@ -243,28 +244,33 @@ def _hand_signals_over(stop_flag: StopFlag) -> None:
         os.kill(os.getpid(), stop_flag.notice.signum)
 
 
-def fail(error: BaseException, run_dir: RunDir | None, layout: ProcessLayout | None) -> int:
+def fail(
+    error: BaseException,
+    run_dir: RunDir | None,
+    layout: ProcessLayout | None,
+    environ: Mapping[str, str],
+) -> int:
     """Say why this process ends, and write it down where the run is its own; its exit code."""
     code = exit_code_of(error)
     if isinstance(error, HpcddpError):
         print(f"Error: {error.message}", file=sys.stderr)
     elif code != EXIT_INTERRUPTED:
         traceback.print_exception(error)
-    if run_dir is not None and not _is_refused(error, run_dir, layout):
-        _record_failure(run_dir, layout, error, code)
+    if run_dir is not None:
+        if _is_refused(error, run_dir, layout):  # the run is in other hands, whose story it tells
+            mark_refusal(run_dir, code, environ)
+        else:
+            _record_failure(run_dir, layout, error, code)
     return code
 
 
 def _is_refused(error: BaseException, run_dir: RunDir, layout: ProcessLayout | None) -> bool:
-    """The run is in other hands, whose story it tells; the batch script's last act is told so."""
-    from hpcddp.train.ownership import NOT_OURS
+    """Told so in the main process; another one has waited in vain for that."""
+    from hpcddp.train.ownership import NOT_OURS, is_of_another_job
 
-    if layout is None or getattr(error, "code", None) not in NOT_OURS:
-        return False
-    mark = run_dir.refusal(layout.attempt)
-    if mark.parent.is_dir():
-        mark.touch()
-    return True
+    code = getattr(error, "code", None)
+    waited = code == "rendezvous" and layout is not None and not layout.is_main
+    return code in NOT_OURS or (waited and is_of_another_job(run_dir, layout))
 
 
 def exit_code_of(error: BaseException) -> int:

@@ -56,7 +56,7 @@ def measure_here(
         os.environ.update(network.variables)  # before torch is loaded
         code = work(layout) or EXIT_DONE
     except BaseException as error:
-        code = fail(error, run_dir, layout)
+        code = fail(error, run_dir, layout, environ)
     leave(code)
 
 

@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from hpcddp.errors import HpcddpError, SubmissionFailed
 from hpcddp.launch.decision import Decision, Ending, Event, decide
 from hpcddp.launch.history import since_sent
 from hpcddp.launch.last_words import first_exit, has_run_out_of_memory, words_of_attempt
+from hpcddp.launch.refusal import refusal_code
 from hpcddp.launch.scheduler import lost_nodes
 from hpcddp.launch.slurm_tool import is_silence, tell
 from hpcddp.launch.stop_reason import (
@@ -44,12 +46,24 @@ def finish_attempt(
 ) -> int:
     """Decide, record, and act; returns the exit code for the batch script.
 
-    75 is answered with 75 whatever was decided: any other answer to it tells the script that this
-    call could not run or was not heard, and that it must requeue by itself.
+    `RunDir.handled` of the attempt is there afterwards unless Slurm stayed silent: without it the
+    script requeues by itself what has saved and left with 75.
     """
-    config, attempt = read_config(run_dir), int(environ.get("HPCDDP_ATTEMPT", "0"))
-    if run_dir.refusal(attempt).exists():
-        return exit_code  # the run is another job's
+    attempt, is_handled = int(environ.get("HPCDDP_ATTEMPT", "0")), True
+    code = refusal_code(run_dir, attempt, environ)
+    if code is None:  # else the run is another job's
+        code, is_handled = _finish(run_dir, exit_code, attempt, environ, terminated)
+    if is_handled and "HPCDDP_ATTEMPT" in environ:
+        with suppress(OSError):
+            run_dir.handled(attempt).touch()
+    return code
+
+
+def _finish(
+    run_dir: RunDir, exit_code: int, attempt: int, environ: Mapping[str, str], terminated: bool
+) -> tuple[int, bool]:
+    """The exit code, and whether nothing is left to do."""
+    config = read_config(run_dir)
     look = partial(_look, run_dir, config, exit_code, attempt, environ, terminated)
     seen, deadline = look(), time.monotonic() + _CONTROLLER_AWAY_S
     while seen.is_to_wait and time.monotonic() < deadline:
@@ -58,12 +72,14 @@ def finish_attempt(
         seen = look()
     is_newer = _is_superseded(seen.events, attempt, environ)
     if is_newer or (terminated and _has_decided(seen.events, attempt)):
-        return exit_code
+        return exit_code, True
     decision = seen.decision
     _record(run_dir, seen)
-    if decision.event == "requeued" and seen.ending.why is not StopReason.REQUEUED:
-        return _start_again(run_dir, config, seen, environ)
-    return EXIT_AGAIN if exit_code == EXIT_AGAIN else decision.exit_code
+    if decision.event != "requeued" or seen.ending.why is StopReason.REQUEUED:
+        return decision.exit_code, True
+    if "SLURM_JOB_ID" not in environ:
+        return EXIT_AGAIN, True  # the local executor starts again what leaves with that
+    return decision.exit_code, _start_again(run_dir, config, seen, environ, deadline)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -168,27 +184,52 @@ def _record(run_dir: RunDir, seen: _Outlook) -> None:
 
 
 def _start_again(
-    run_dir: RunDir, config: RunConfig, seen: _Outlook, environ: Mapping[str, str]
-) -> int:
-    """Ask Slurm for the requeue; the local executor restarts what leaves with 75."""
-    if "SLURM_JOB_ID" not in environ:
-        return EXIT_AGAIN
+    run_dir: RunDir,
+    config: RunConfig,
+    seen: _Outlook,
+    environ: Mapping[str, str],
+    deadline: float,
+) -> bool:
+    """Ask Slurm for the requeue; False where it stayed silent, so that nobody knows."""
     target, excluded = requeue_target(environ), _excluded(config, seen)
     if excluded:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # there is one more thing to say
-    refusal = _requeue(target)
+    refusal = _requeue_until_heard(run_dir, target, environ, deadline)
     if refusal is None and excluded:
         _scontrol(["update", f"jobid={target}", f"ExcNodeList={excluded}"])
     if refusal and not is_silence(refusal):
         refusal = _send_anew(run_dir)
     if refusal is None:
-        return seen.decision.exit_code
-    run_dir.append_event(
-        "failed", reason=f"Slurm refused to requeue: {refusal}", exit_code=EXIT_FAILED
-    )
+        return True
+    reason = f"Slurm refused to requeue: {refusal}"
+    run_dir.append_event("failed", reason=reason, exit_code=EXIT_FAILED)
     print(f"hpcddp: cannot requeue {target}: {refusal}", file=sys.stderr)
-    # The script tries once more by itself after any other answer than 75.
-    return EXIT_FAILED if is_silence(refusal) else seen.decision.exit_code
+    return not is_silence(refusal)
+
+
+def _requeue_until_heard(
+    run_dir: RunDir, target: str, environ: Mapping[str, str], deadline: float
+) -> str | None:
+    """Slurm's refusal, or None. An order that was not answered may have been heard, and a second
+    one would be refused then: so Slurm is asked first what it has made of the job.
+    """
+    refusal = _requeue(target)
+    is_unsure = refusal is not None and is_silence(refusal)
+    while refusal and is_unsure:
+        now = ask_stop_reason(environ, 0)
+        is_over = now.reason in (StopReason.REQUEUED, StopReason.CANCELLED)
+        if is_over or _is_cancelled(run_dir):
+            return None
+        if not is_silence(refusal) or time.monotonic() > deadline:
+            return refusal
+        time.sleep(_PAUSE_S)
+        if not now.is_silent:
+            refusal = _requeue(target)
+    return refusal
+
+
+def _is_cancelled(run_dir: RunDir) -> bool:
+    return any(e["event"] == "cancelled" for e in since_sent(run_dir.read_events()))
 
 
 def _excluded(config: RunConfig, seen: _Outlook) -> str:
@@ -219,10 +260,9 @@ def _send_anew(run_dir: RunDir) -> str | None:
     """
     from hpcddp.launch.slurm import submit_to_slurm
 
-    events = run_dir.read_events()
-    if any(event["event"] == "cancelled" for event in since_sent(events)):
+    if _is_cancelled(run_dir):
         return None  # while Slurm was being asked for the requeue
-    newest = next((e for e in reversed(events) if e["event"] == "submitted"), {})
+    newest = next((e for e in reversed(run_dir.read_events()) if e["event"] == "submitted"), {})
     fields: dict[str, Any] = {key: newest[key] for key in _SUBMITTED_FIELDS if key in newest}
     try:
         fields["job_id"] = submit_to_slurm(run_dir, "--dependency=singleton")
@@ -240,8 +280,7 @@ def _scontrol(words: Sequence[str]) -> str | None:
 def main(words: Sequence[str] | None = None) -> int:
     """Entry of `python -m hpcddp.launch.requeue`.
 
-    An error here keeps the job's own exit code, but for 75: that answer would say that the
-    requeue is done, and the script is to try it by itself.
+    An error here keeps the job's own exit code, but for 75: nobody has promised another start.
     """
     parser = argparse.ArgumentParser(prog="hpcddp.launch.requeue")
     parser.add_argument("--run-dir", type=Path, required=True)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hpcddp.cluster.live import preempt_mode_of
 from hpcddp.cluster.scrub import query_environment
 
 # A controller that lives answers within MessageTimeout, 10 s by default; the tools themselves
@@ -176,17 +177,21 @@ def parse_show_job(job_id: str, text: str) -> JobInfo:
 
 def requeues_preempted(partition: str) -> bool:
     """True where Slurm ends jobs of that partition for others, and starts them again later."""
-    words = [*_DEAF, "scontrol", "show", "partition", partition]
-    return bool(partition) and "PreemptMode=REQUEUE" in _run(words, _TIMEOUT_S).text
+
+    def ask(words: Sequence[str]) -> str:
+        return _run([*_DEAF, *words], _TIMEOUT_S).text
+
+    return bool(partition) and preempt_mode_of(partition, ask) == "REQUEUE"
 
 
 def restarted_nodes(nodes: Sequence[str], since: float) -> list[str]:
-    """Those of the nodes whose daemon has begun later: they were away for a while."""
+    """Those of the nodes whose daemon has begun later than that."""
     if not nodes:
         return []
-    text = _run(["scontrol", "show", "node", ",".join(nodes)], _TIMEOUT_S).text
-    begins = re.findall(r"NodeName=(\S+).*?SlurmdStartTime=(\d+)", text, flags=re.DOTALL)
-    return sorted(name for name, begin in begins if int(begin) > since)
+    words = ["scontrol", "show", "node", "--oneliner", ",".join(nodes)]
+    lines = _run(words, _TIMEOUT_S).text.splitlines()
+    begins = [re.match(r"NodeName=(\S+).* SlurmdStartTime=(\d+)", line) for line in lines]
+    return sorted(begin[1] for begin in begins if begin and int(begin[2]) > since)
 
 
 def lost_nodes(nodes: Sequence[str]) -> list[str]:

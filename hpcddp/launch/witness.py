@@ -13,7 +13,7 @@ from hpcddp.launch.stop_reason import StopReason, ask_stop_reason
 from hpcddp.run_dir import RunDir
 from hpcddp.stop_flag import StopFlag
 
-NODE_FAILURE = "node failure"
+_NODE_FAILURE, _NODE_RESTART = "node failure", "daemon of its node restarted"
 _ENDS = ("finished", "requeued", "cancelled", "failed", "ended", "stop_reason")
 _METRICS_TAIL_BYTES = 16 * 1024
 
@@ -66,8 +66,11 @@ def _explain_predecessor(layout: ProcessLayout, run_dir: RunDir) -> None:
         return
     hosts = next((event["hosts"] for event in own if event.get("hosts")), ())
     began = next((event["began"] for event in own if "began" in event), time.time())
-    lost = lost_nodes(hosts) or restarted_nodes(hosts, began)
-    reason = NODE_FAILURE if lost else StopReason.REQUEUED.value
+    reason = StopReason.REQUEUED.value
+    if lost := lost_nodes(hosts):
+        reason = _NODE_FAILURE
+    elif lost := restarted_nodes(hosts, began):  # for whatever reason: an update of Slurm is one
+        reason = _NODE_RESTART
     run_dir.append_event("ended", attempt=layout.attempt - 1, reason=reason, lost_nodes=lost)
 
 

@@ -162,6 +162,14 @@ def take_over(owner: Ownership, run_dir: RunDir) -> None:
     remove_left_overs(run_dir.checkpoints)
 
 
+def is_of_another_job(run_dir: RunDir, layout: ProcessLayout) -> bool:
+    """True where a job that is not this process's has claimed the run and not given it free."""
+    with suppress(OSError):
+        owner = _read(run_dir.path / "owner.json") or {"released": True}
+        return not owner.get("released") and owner.get("job") != layout.job_id
+    return False
+
+
 def _record_of(layout: ProcessLayout) -> dict[str, Any]:
     return {
         "job": layout.job_id,

@@ -152,15 +152,18 @@ def test_a_stop_that_outlasts_a_preemption_is_a_problem(looked_at, kill_after_s,
 
 
 SLURM = {
-    "config": "KillWait                = 30 sec\nClusterName = x\n",
+    "config": "KillWait = 30 sec\nClusterName = x\nPreemptType = preempt/partition_prio\n",
     "partition": (
-        "PartitionName=a GraceTime=20 PreemptMode=REQUEUE\n"
-        "PartitionName=b GraceTime=0 PreemptMode=OFF\n"
+        "PartitionName=a GraceTime=20 PriorityTier=1 PreemptMode=REQUEUE\n"
+        "PartitionName=b GraceTime=0 PriorityTier=1 PreemptMode=OFF\n"
+        "PartitionName=top GraceTime=0 PriorityTier=9 PreemptMode=REQUEUE\n"
     ),
 }
 
 
-@pytest.mark.parametrize(("partition", "seconds"), [("a", 50), ("b", None), ("gone", None)])
+@pytest.mark.parametrize(
+    ("partition", "seconds"), [("a", 50), ("b", None), ("top", None), ("gone", None)]
+)
 def test_the_time_that_a_preemption_leaves_is_slurms_own_word(partition, seconds):
     def ask(words):
         return next((SLURM[word] for word in words if word in SLURM), "")

@@ -174,6 +174,7 @@ def run_dir(tmp_path):
     run_dir = RunDir(tmp_path)
     resolved = resolve([Layer("test", {"train": {"max_steps": 1}})])
     run_dir.config.write_text(config_text(resolved))
+    run_dir.attempt_logs(0).mkdir(parents=True)
     run_dir.append_event("submitted")
     run_dir.append_event("started")
     return run_dir
@@ -219,6 +220,7 @@ def test_a_refused_requeue_is_a_recorded_failure(run_dir, monkeypatch, capsys):
     assert "no new job either" in capsys.readouterr().err
 
 
+FIRST = {"SLURM_JOB_ID": "7", "HPCDDP_ATTEMPT": "0"}
 SILENT = JobInfo("7", reason="Unable to contact slurm controller (connect failure)")
 
 
@@ -262,8 +264,40 @@ def test_a_controller_that_stays_away_is_left_to_the_script_and_no_new_job_is_se
     monkeypatch.setattr(requeue, "_scontrol", lambda words: SILENT.reason)
     monkeypatch.setattr(requeue, "_send_anew", lambda run_dir: pytest.fail("sent anew"))
     slurm_says[0] = SILENT
-    assert finish_attempt(run_dir, 75, {"SLURM_JOB_ID": "7"}) == 1
+    assert finish_attempt(run_dir, 75, FIRST) == 75
     assert "Unable to contact" in run_dir.read_events()[-1]["reason"]
+    assert not run_dir.handled(0).exists()
+
+
+RUNS, COMES_BACK = (JobInfo("7", state="RUNNING", restarts=n) for n in (0, 1))
+TOO_LATE = "Job is pending execution"
+
+
+@pytest.mark.parametrize(
+    ("answers", "says"),
+    [
+        (["timed out"], [COMES_BACK]),  # heard although nobody answered
+        (["timed out"], [SILENT, SILENT, COMES_BACK]),
+        (["timed out", None], [RUNS]),  # not heard
+        (["timed out", "timed out", None], [RUNS, RUNS]),
+        # heard so late that the second order came to a job that waits already
+        (["timed out", TOO_LATE, TOO_LATE], [RUNS, COMES_BACK]),
+        (["timed out"], [JobInfo("7", state="CANCELLED", restarts=0)]),  # its user was quicker
+    ],
+)
+def test_an_order_that_slurm_did_not_answer_may_have_been_heard(
+    run_dir, monkeypatch, naps, answers, says
+):
+    answers, says = [*answers], [RUNS, *says]
+    monkeypatch.setattr(stop_reason, "show_job", lambda job_id: says.pop(0))
+    monkeypatch.setattr(
+        requeue, "_scontrol", lambda words: answers.pop(0) if words[0] == "requeue" else None
+    )
+    monkeypatch.setattr(requeue, "_send_anew", lambda run_dir: pytest.fail("sent anew"))
+    assert finish_attempt(run_dir, 75, FIRST) == 75
+    assert (answers, says) == ([], [])
+    assert run_dir.read_events()[-1]["event"] == "requeued"
+    assert run_dir.handled(0).exists()
 
 
 @pytest.mark.parametrize("terminated", [True, False])
@@ -284,9 +318,24 @@ def test_the_75_of_processes_that_were_ended_for_one_that_failed_is_a_failure(
     monkeypatch.setattr(requeue, "_scontrol", lambda words: None)
     run_dir.append_event("failed", attempt=0, global_rank=1, exit_code=2, error="no data")
     run_dir.append_event(ranks_say, attempt=0, exit_code=1)
-    assert finish_attempt(run_dir, 75, {"SLURM_JOB_ID": "7"}) == 75
+    code = finish_attempt(run_dir, 75, FIRST)
     last = run_dir.read_events()[-1]
-    assert (last["event"], last["exit_code"]) == (event, 2 if event == "failed" else 75)
+    assert code == (2 if event == "failed" else 75)
+    assert (last["event"], last["exit_code"]) == (event, code)
+    assert run_dir.handled(0).exists()
+
+
+def test_a_failure_behind_a_75_is_tried_again_by_the_last_act_and_not_by_the_script_too(
+    run_dir, monkeypatch
+):
+    asked = []
+    values = {"train": {"max_steps": 1}, "requeue": {"max_failures": 1}}
+    run_dir.config.write_text(config_text(resolve([Layer("test", values)])))
+    run_dir.append_event("failed", attempt=0, global_rank=0, exit_code=1, error="no data")
+    monkeypatch.setattr(requeue, "_scontrol", lambda words: asked.append(words))
+    assert finish_attempt(run_dir, 75, FIRST) == 1
+    assert asked == [["requeue", "7"]]
+    assert run_dir.handled(0).exists()
 
 
 @pytest.mark.parametrize(
@@ -397,7 +446,6 @@ def test_an_own_program_that_always_asks_for_one_more_start_is_stopped(attempts,
 def own_run(run_dir):
     layer = Layer("test", {"train": {"max_steps": 1}, "command": ["./program"]})
     run_dir.config.write_text(config_text(resolve([layer])))
-    run_dir.batch_log.parent.mkdir()
     return run_dir
 
 
@@ -438,8 +486,8 @@ def test_a_program_that_fails_in_one_task_is_not_revived_for_the_75_of_the_other
         "srun: error: gpu-01: task 0: Exited with exit code 1",
         "srun: error: gpu-01: task 1: Exited with exit code 75",
     )
-    # The script takes any other answer to 75 for a call that could not run, and requeues by itself.
-    assert finish_attempt(own_run, 75, {"SLURM_JOB_ID": "7"}) == 75
+    assert finish_attempt(own_run, 75, FIRST) == 1
+    assert own_run.handled(0).exists()
     event = own_run.read_events()[-1]
     assert (event["event"], event["exit_code"]) == ("failed", 1)
 

@@ -7,7 +7,14 @@ import pytest
 import yaml
 
 from hpcddp.launch import scheduler
-from hpcddp.launch.scheduler import parse_sacct, parse_show_job, parse_squeue, query_jobs
+from hpcddp.launch.scheduler import (
+    parse_sacct,
+    parse_show_job,
+    parse_squeue,
+    query_jobs,
+    requeues_preempted,
+    restarted_nodes,
+)
 
 CASES = yaml.safe_load(
     (Path(__file__).parents[1] / "cases" / "slurm_answers.yaml").read_text(encoding="utf-8")
@@ -155,3 +162,26 @@ def test_the_users_own_display_settings_do_not_change_the_answer(tools, monkeypa
         squeue=f'test -z "$SQUEUE_STATES" && test "$SLURM_TIME_FORMAT" = %s && echo "{RUNNING_38}"'
     )
     assert query_jobs(["38"])["38"].state == "RUNNING"
+
+
+def test_the_nodes_whose_daemon_began_later_are_told_node_by_node(tools):
+    """One whose daemon has never answered has no such time, and takes none from the next."""
+    nodes = (("n1", "None"), ("n2", "200"), ("n3", "100"))
+    show = "".join(
+        f"NodeName={name} BootTime=300 SlurmdStartTime={begin} Comment=x\n" for name, begin in nodes
+    )
+    tools(scontrol=f"cat <<'END'\n{show}END")
+    assert restarted_nodes(["n1", "n2", "n3"], 150.0) == ["n2"]
+    assert restarted_nodes([], 150.0) == []
+
+
+@pytest.mark.parametrize(("kind", "top"), [("partition_prio", False), ("qos", True)])
+def test_of_the_highest_partition_nobody_is_preempted_whatever_mode_it_prints(tools, kind, top):
+    partitions = "".join(
+        f"PartitionName={name} PriorityTier={tier} PreemptMode=REQUEUE State=UP\n"
+        for name, tier in (("low", 1), ("top", 9))
+    )
+    config = f"PreemptMode = REQUEUE\nPreemptType = preempt/{kind}\n"
+    tools(scontrol=f"case $2 in config) echo '{config}';; *) echo '{partitions}';; esac")
+    assert (requeues_preempted("low"), requeues_preempted("top")) == (True, top)
+    assert not requeues_preempted("gone")

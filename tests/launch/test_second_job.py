@@ -10,7 +10,11 @@ import pytest
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.config.load import Layer, resolve
 from hpcddp.config.write import config_text
+from hpcddp.errors import HpcddpError
+from hpcddp.launch import requeue, stop_reason
+from hpcddp.launch.job import fail
 from hpcddp.launch.requeue import finish_attempt
+from hpcddp.launch.scheduler import JobInfo
 from hpcddp.run_dir import RunDir
 from hpcddp.train.ownership import Ownership
 
@@ -43,10 +47,11 @@ def living(workplace):
     owner.release()
 
 
-def run_as_job_8(*words):
+def run_as_job_8(*words, attempt="1"):
+    numbered = {"HPCDDP_ATTEMPT": attempt} if attempt else {}
     return subprocess.run(
         [sys.executable, "-m", "hpcddp", "run", *words],
-        env={**os.environ, **STEP, "HPCDDP_ATTEMPT": "1"},
+        env={**os.environ, **STEP, **numbered},
         capture_output=True,
         text=True,
         timeout=60,
@@ -62,8 +67,36 @@ def test_the_script_of_a_living_run_sent_again_says_so_in_its_own_log_only(livin
     done = run_as_job_8("--run-dir", str(living.path))
     assert done.returncode == 2
     assert "is being trained by job 7" in done.stderr
-    assert finish_attempt(living, code, {"SLURM_JOB_ID": "8", "HPCDDP_ATTEMPT": "1"}) == code
+    assert finish_attempt(living, code, {"SLURM_JOB_ID": "8", "HPCDDP_ATTEMPT": "1"}) == 2
+    assert living.handled(1).exists()
     assert kinds(living) == STORY
+
+
+@pytest.mark.parametrize("attempt", [None, "0"], ids=["a-line-of-ones-own", "the-same-number"])
+def test_a_refused_start_does_not_keep_the_living_job_from_its_requeue(
+    living, monkeypatch, attempt
+):
+    assert run_as_job_8("--run-dir", str(living.path), attempt=attempt).returncode == 2
+    asked = []
+    monkeypatch.setattr(requeue, "_scontrol", lambda words: asked.append(words))
+    monkeypatch.setattr(stop_reason, "show_job", lambda job_id: JobInfo("7", state="RUNNING"))
+    assert finish_attempt(living, 75, {"SLURM_JOB_ID": "7", "HPCDDP_ATTEMPT": "0"}) == 75
+    assert asked == [["requeue", "7"]]
+    assert kinds(living) == [*STORY, "requeued"]
+
+
+def test_a_refusal_that_cannot_be_noted_ends_the_process_all_the_same(living):
+    living.refusal(1).mkdir()
+    done = run_as_job_8("--run-dir", str(living.path))
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+
+
+@pytest.mark.parametrize(("job", "is_told"), [("8", False), ("7", True)])
+def test_who_waits_in_vain_for_a_refused_main_process_tells_nothing_of_it(living, job, is_told):
+    error = HpcddpError("rank 0 did not come", "rendezvous")
+    place = ProcessLayout(1, 2, launcher="slurm", requeue_target=job)
+    assert fail(error, living, place, {}) == 1
+    assert kinds(living) == [*STORY, *["failed"] * is_told]
 
 
 def test_a_plain_script_sent_twice_is_no_new_submission_of_the_living_run(living):

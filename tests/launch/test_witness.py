@@ -65,7 +65,7 @@ def test_without_slurm_only_the_signal_is_noted(attend):
     ("hosts", "began", "reason"),
     [
         (["n0", "n1"], 60.0, "node failure"),
-        (["n0"], 40.0, "node failure"),  # its daemon has begun since: it is back already
+        (["n0"], 40.0, "daemon of its node restarted"),
         (["n0"], 60.0, "requeued by Slurm"),
     ],
 )

@@ -184,7 +184,8 @@ class NodeFailure(Interruption):
     """A node does not answer any more, and comes back once Slurm has given it up."""
 
     # Slurm may requeue the job while its last act is under way, and does not say why.
-    costs_steps, ends = True, ("node failure", "failed", "requeued by Slurm")
+    costs_steps = True
+    ends = ("node failure", "daemon of its node restarted", "failed", "requeued by Slurm")
 
     def befall(self, victim):
         node = victim.cluster.show(victim.job_id)["BatchHost"]

@@ -61,11 +61,12 @@ def test_a_copy_on_a_frozen_node_commits_nothing_after_it_has_thawed(hpcddp, clu
 
 
 def test_the_script_of_a_running_job_sent_again_is_refused_and_harms_nothing(hpcddp, cluster):
-    job_id = hpcddp.submit("r", *TINY, "train.max_steps=100000", nodes=1)
+    job_id = hpcddp.submit("r", *TINY, "train.max_steps=100000", nodes=2)
     hpcddp.wait_for_event("r", "checkpoint", timeout=200)
     second = cluster.sbatch(hpcddp.run_dir("r").script)
     assert cluster.wait(second, {"FAILED"}, timeout=120) == "FAILED"
-    assert cluster.show(second)["Restarts"] == "0"
+    shown = cluster.show(second)
+    assert (shown["Restarts"], shown["ExitCode"]) == ("0", "2:0")
     assert f"is being trained by job {job_id}" in hpcddp("logs", "r", "--attempt", "1").stdout
     assert not hpcddp.events("r", "failed")
     status = hpcddp.status("r")

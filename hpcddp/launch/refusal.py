@@ -1,0 +1,30 @@
+"""The mark of an attempt that found its run in other hands, read by its script's last act.
+
+It lies among the logs of that attempt and never where another job's may be. Knows no torch.
+"""
+
+from collections.abc import Mapping
+from contextlib import suppress
+
+from hpcddp.cluster.job_names import requeue_target_or_none
+from hpcddp.cluster.layout import ATTEMPT_VARIABLE
+from hpcddp.run_dir import RunDir, write_atomically
+
+
+def mark_refusal(run_dir: RunDir, exit_code: int, environ: Mapping[str, str]) -> None:
+    """Note job and exit code. Where no script of ours has counted this start there is no last act
+    either, and the folder of that number may be that of the job which trains.
+    """
+    if ATTEMPT_VARIABLE in environ:
+        mark = run_dir.refusal(int(environ[ATTEMPT_VARIABLE]))
+        with suppress(OSError):  # the way to the exit must not fail
+            write_atomically(mark, f"{requeue_target_or_none(environ)} {exit_code}\n")
+
+
+def refusal_code(run_dir: RunDir, attempt: int, environ: Mapping[str, str]) -> int | None:
+    """The exit code of this job's attempt where the run was refused to it, else None."""
+    try:
+        job, code = run_dir.refusal(attempt).read_text(encoding="utf-8").split()
+    except (OSError, ValueError):
+        return None
+    return int(code) if job == str(requeue_target_or_none(environ)) else None
