@@ -84,7 +84,10 @@ def _run_of(context: click.Context, run_dir: Path | None, typed: dict[str, Any])
         return RunDir(run_dir.absolute())
     from hpcddp.launch.direct import open_run
 
-    return open_run(build_request(context, typed), typed["name"], os.environ)
+    run, submitted = open_run(build_request(context, typed), typed["name"], os.environ)
+    if submitted:
+        run.append_event("submitted", **submitted)
+    return run
 
 
 def _wanted(typed: dict[str, Any], gpus_of_node: int | None) -> "Wanted":

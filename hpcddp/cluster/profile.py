@@ -103,7 +103,7 @@ def choose_profile(name: str, environ: Mapping[str, str]) -> str:
         return "generic"
     raise ConfigError(
         "No `sbatch` on PATH, so this is no Slurm login node. Use `--cluster local` to run on this "
-        "machine, or name a profile: `--cluster generic`."
+        "machine; `render` and `--dry-run` also work with a profile's name: `--cluster generic`."
     )
 
 

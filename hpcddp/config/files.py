@@ -59,7 +59,10 @@ def find_job(text: str) -> Path:
     if text and typed.is_dir():
         raise ConfigError(f"`{text}` is a folder, and a job file was needed.")
     names = [path.stem for path in shipped.glob("*.yaml")]
-    raise ConfigError(f"No job file `{text}`. {did_you_mean(typed.stem, names)}")
+    raise ConfigError(
+        f"No job file `{text}`. {did_you_mean(typed.stem, names)} Settings are key=value; your own "
+        "program comes after `--`."
+    )
 
 
 def did_you_mean(found: str, known: Mapping[str, object] | list[str]) -> str:

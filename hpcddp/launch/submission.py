@@ -58,6 +58,7 @@ def prepare_in(request: ResolvedRequest, run_dir: RunDir, environ: Mapping[str, 
         *_sharing_warnings(request, run_dir),
         *exported_warnings(request.profile, environ),
         *_program_warnings(request, environ),
+        *_data_warnings(request),
     )
     return Submission(request, run_dir, script, warnings)
 
@@ -85,6 +86,14 @@ def _program_warnings(request: ResolvedRequest, environ: Mapping[str, str]) -> t
         scripts = [word for word in words if word.endswith((".py", ".sh"))]
         missing += [script for script in scripts[:1] if not Path(script).exists()]
     return tuple(f"`{each}` is not found here, in {Path.cwd()}." for each in missing)
+
+
+def _data_warnings(request: ResolvedRequest) -> tuple[str, ...]:
+    """A sentence where the data are not found here, as after hours in the queue."""
+    root = request.config.data.root
+    if request.config.command or root is None or Path(root).exists():
+        return ()
+    return (f"data.root={root} is not found here; only its nodes may have it.",)
 
 
 def send(submission: Submission, *options: str) -> str:

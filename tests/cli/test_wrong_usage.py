@@ -34,6 +34,7 @@ def hpcddp(tmp_path, monkeypatch, capfd):
         (["--cluster", ""], "No cluster profile"),  # --cluster "$NOT_SET"
         ([""], "No job file ``"),
         (["folder"], "`folder` is a folder"),
+        (["python", "mine.py"], "your own program comes after `--`"),
         (["x" * 300], "File name too long"),
         (["twice.yaml"], "key `seed` is given twice"),
         (["command=train.py"], "command needs a list of words"),

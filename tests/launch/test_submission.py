@@ -335,6 +335,21 @@ def test_submit_warns_of_a_program_that_is_not_there(workplace, command, missing
     assert warned == [f"Warning: `{name}` is not found here, in {workplace}." for name in missing]
 
 
+@pytest.mark.parametrize(("root", "is_said"), [("images", True), ("here", False)])
+def test_submit_warns_of_data_that_are_not_there(workplace, root, is_said):
+    (workplace / "here").mkdir()
+    words = ["data.name=cifar10", f"data.root={root}"]
+    result = hpcddp("submit", "--dry-run", "--cluster", "local", *words)
+    assert (f"Warning: data.root={root} is not found here" in result.stderr) is is_said
+
+
+def test_without_sbatch_a_job_is_not_sent_and_its_name_stays_free(workplace, monkeypatch):
+    monkeypatch.setenv("PATH", str(workplace))
+    for _ in range(2):
+        with pytest.raises(SubmissionFailed, match=r"no `sbatch` on PATH.*--cluster local"):
+            hpcddp("submit", "--cluster", "generic-cpu", "--name", "r")
+
+
 def test_submit_warns_where_the_nodes_may_not_see_the_runs(fake_sbatch, monkeypatch):
     def mounted_as(kind):
         mount = Mount("/", kind, "source")
