@@ -13,6 +13,7 @@ from hpcddp.errors import HpcddpError
 from hpcddp.launch.history import FileTail, read_history
 from hpcddp.launch.phrases import command_line
 from hpcddp.launch.runs import find_run
+from hpcddp.launch.watch.display import LineDisplay
 from hpcddp.launch.watch.observer import Observer
 from hpcddp.run_dir import RunDir, runs_root
 
@@ -142,11 +143,12 @@ class _Writer:
 
 
 def _follow(choice: LogChoice) -> None:
-    """Show what is new again and again; headers go to stderr, so that stdout is only log."""
+    """Show what is new again and again; all that is not log goes to stderr."""
     writer = _Writer(prefixed=choice.rank == "all")
-    observer = Observer([choice.run_dir])
+    observer, display = Observer([choice.run_dir]), LineDisplay(sys.stderr)
     while not observer.is_over:
-        observer.look()  # first: what a run wrote before its end is then shown
+        [status] = observer.look()  # first: what a run wrote before its end is then shown
+        display.status(status)
         files = choice.files()
         for path in [path for path in writer.tails if path not in files]:
             writer.finish(path)

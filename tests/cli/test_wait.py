@@ -44,7 +44,7 @@ def test_it_waits_through_a_requeue_to_the_end(run_dir):
     result = waited()
     life.join()
     assert run_dir.read_events()[-1]["event"] == "finished"
-    assert (result.exit_code, result.output) == (0, "Run demo finished: test accuracy 97.00 %\n")
+    assert (result.exit_code, result.stdout) == (0, "Run demo finished: test accuracy 97.00 %\n")
 
 
 def test_a_failed_run_passes_on_its_exit_code(run_dir):
@@ -58,6 +58,15 @@ def test_a_time_out_exits_with_124_and_leaves_the_run_alone(run_dir):
     result = waited("--timeout", "0.2")
     assert 0.2 <= time.monotonic() - began < 10
     assert (result.exit_code, "still running" in result.stderr) == (124, True)
+
+
+def test_why_a_run_does_not_start_is_said_once(run_dir, monkeypatch):
+    run_dir.append_event("submitted", launcher="slurm", job_id="38")
+    waits = JobInfo("38", "PENDING", reason="PartitionConfig")
+    monkeypatch.setattr(observer, "query_jobs", lambda ids: {"38": waits})
+    result = waited("--timeout", "0.2")
+    assert result.exit_code == 124
+    assert result.stderr.count("pending: PartitionConfig: it may never start") == 1
 
 
 def test_a_cancelled_run_exits_with_1(run_dir, monkeypatch):
