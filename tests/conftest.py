@@ -1,4 +1,4 @@
-"""What holds for all tests, and a real browser to open pages in."""
+"""What holds for all tests, a folder with a short path, and a real browser to open pages in."""
 
 import json
 import os
@@ -6,7 +6,9 @@ import re
 import shutil
 import signal
 import subprocess
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +22,13 @@ OPTIONS = (
 def pytest_configure() -> None:
     """A shell starts background jobs deaf to Ctrl-C; programs under test would inherit that."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def short_tmp():
+    """A folder whose path leaves room for sockets in it (107 bytes); pytest's may not."""
+    with tempfile.TemporaryDirectory(prefix="hpcddp-", dir="/tmp") as folder:
+        yield Path(folder)
 
 
 @dataclass

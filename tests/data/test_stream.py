@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import textwrap
 import threading
 import time
@@ -284,13 +283,6 @@ def test_however_a_process_ends_its_workers_end_too(tmp_path, ending, code):
     children = [int(pid) for pid in ended.stdout.split()]
     assert len(children) >= 5
     wait_for(lambda: not any(map(psutil.pid_exists, children)))
-
-
-@pytest.fixture
-def short_tmp():
-    """A folder whose path leaves room for sockets in it (107 bytes); pytest's may not."""
-    with tempfile.TemporaryDirectory(prefix="hpcddp-", dir="/tmp") as folder:
-        yield Path(folder)
 
 
 def test_a_process_that_leaves_at_once_leaves_no_files_behind(tmp_path, short_tmp):

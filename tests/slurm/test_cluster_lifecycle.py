@@ -84,12 +84,17 @@ def test_two_clusters_run_side_by_side(cluster, new_cluster):
     assert len(cluster.srun("-N4", "hostname")) == 4
 
 
-def test_an_interrupted_start_leaves_nothing(testcluster_dir, tmp_path):
-    state_dir = tmp_path / "c"
+def wait_for(path, process):
+    while not path.exists():
+        assert process.poll() is None, "it has ended before"
+        time.sleep(0.001)
+
+
+def test_an_interrupted_start_leaves_nothing(testcluster_dir, short_tmp):
+    state_dir = short_tmp / "c"
     command = [testcluster_dir / "up", "--dir", state_dir]
     starting = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    while not (state_dir / "munge").exists():
-        time.sleep(0.001)
+    wait_for(state_dir / "munge", starting)
     link = json.loads((state_dir / "cluster.json").read_text())["link"]
     starting.terminate()
     assert starting.wait() == 2
@@ -98,11 +103,10 @@ def test_an_interrupted_start_leaves_nothing(testcluster_dir, tmp_path):
 
 
 @pytest.mark.parametrize("delay_s", [0, 0.03, 0.06, 0.1, 0.2, 0.4])
-def test_a_killed_start_is_removed_by_down(testcluster_dir, tmp_path, delay_s):
-    state_dir = tmp_path / "c"
+def test_a_killed_start_is_removed_by_down(testcluster_dir, short_tmp, delay_s):
+    state_dir = short_tmp / "c"
     starting = subprocess.Popen([testcluster_dir / "up", "--dir", state_dir])
-    while not (state_dir / "cluster.json").exists():
-        time.sleep(0.001)
+    wait_for(state_dir / "cluster.json", starting)
     time.sleep(delay_s)
     starting.kill()
     starting.wait()
@@ -137,19 +141,19 @@ def test_a_second_start_in_the_same_place_is_refused_and_harms_nothing(cluster, 
     assert cluster.srun("-N1", "hostname") == ["gpu-01"]
 
 
-def test_the_machines_own_slurm_configuration_is_not_touched(testcluster_dir, tmp_path):
-    own = tmp_path / "etc-slurm"
+def test_the_machines_own_slurm_configuration_is_not_touched(testcluster_dir, short_tmp):
+    own = short_tmp / "etc-slurm"
     own.mkdir()
     (own / "slurm.conf").write_text("ClusterName=production\nSlurmctldHost=mgmt01\n")
     # In a mount namespace of its own the machine has a configured Slurm, whether or not it has.
     script = f"""
         set -e
-        export PATH={testcluster_dir}:$PATH SLURM_CONF={tmp_path}/c/etc/slurm.conf
+        export PATH={testcluster_dir}:$PATH SLURM_CONF={short_tmp}/c/etc/slurm.conf
         mount --bind {own} /etc/slurm
-        up --dir {tmp_path}/c >&2
+        up --dir {short_tmp}/c >&2
         srun -N2 grep ^ClusterName /etc/slurm/slurm.conf
         cat /etc/slurm/slurm.conf
-        down --dir {tmp_path}/c >&2
+        down --dir {short_tmp}/c >&2
     """
     command = ["unshare", "--mount", "--propagation", "private", "bash", "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
