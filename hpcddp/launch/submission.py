@@ -93,7 +93,7 @@ def _data_warnings(request: ResolvedRequest) -> tuple[str, ...]:
     root = request.config.data.root
     if request.config.command or root is None or Path(root).exists():
         return ()
-    return (f"data.root={root} is not found here; only its nodes may have it.",)
+    return (f"data.root={root} is not found here. Do the nodes have it?",)
 
 
 def send(submission: Submission, *options: str) -> str:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from test_direct import STEP as STEP_OF_7
 
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.config.load import Layer, resolve
@@ -18,17 +19,7 @@ from hpcddp.launch.scheduler import JobInfo
 from hpcddp.run_dir import RunDir
 from hpcddp.train.ownership import Ownership
 
-STEP = {
-    "SLURM_JOB_ID": "8",
-    "SLURM_STEP_ID": "0",
-    "SLURM_STEP_NODELIST": "n1",
-    "SLURM_STEP_TASKS_PER_NODE": "1",
-    "SLURM_NTASKS": "1",
-    "SLURM_PROCID": "0",
-    "SLURM_LOCALID": "0",
-    "SLURM_NODEID": "0",
-    "HPCDDP_DEVICE": "cpu",
-}
+STEP = STEP_OF_7 | {"SLURM_JOB_ID": "8"}
 STORY = ["submitted", "launched", "started"]
 
 
