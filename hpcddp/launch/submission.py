@@ -10,13 +10,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcddp.cluster.filesystems import mount_of, sharing_warning
 from hpcddp.cluster.options import check_text
 from hpcddp.config.layout import EXIT_FAILED
 from hpcddp.config.write import config_text
 from hpcddp.errors import ConfigError, HpcddpError, SubmissionFailed
 from hpcddp.launch.code import record_code
 from hpcddp.launch.explain import exported_warnings
+from hpcddp.launch.missing import missing_here
 from hpcddp.launch.phrases import command_line
 from hpcddp.launch.render import Place, option_warnings, render_script
 from hpcddp.launch.request import ResolvedRequest, check_sizes, processes_per_node
@@ -55,45 +55,10 @@ def prepare_in(request: ResolvedRequest, run_dir: RunDir, environ: Mapping[str, 
     script = render_script(request.config, request.profile, place)
     warnings = (
         *option_warnings(request.config, request.profile, place),
-        *_sharing_warnings(request, run_dir),
+        *missing_here(request, run_dir.path.parent, environ),
         *exported_warnings(request.profile, environ),
-        *_program_warnings(request, environ),
-        *_data_warnings(request),
     )
     return Submission(request, run_dir, script, warnings)
-
-
-def _sharing_warnings(request: ResolvedRequest, run_dir: RunDir) -> tuple[str, ...]:
-    """A sentence where the nodes of a Slurm job may not see the run directory. Cheap: no job."""
-    path = run_dir.path.parent
-    if request.profile.launcher == "local":
-        return ()
-    sentence = sharing_warning(path, mount_of(path))
-    return (sentence,) if sentence else ()
-
-
-def _program_warnings(request: ResolvedRequest, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """A sentence where the user's program is not found here, as after hours in the queue."""
-    command, profile = request.config.command, request.profile
-    if not command or request.config.resources.container:  # an image has programs of its own
-        return ()
-    program, *words = command
-    missing = []
-    by_setup = profile.modules or profile.setup  # which may bring programs along
-    if not by_setup and not shutil.which(program, path=environ.get("PATH")):
-        missing.append(program)
-    if not {"-m", "-c"} & set(words):  # after which no file follows
-        scripts = [word for word in words if word.endswith((".py", ".sh"))]
-        missing += [script for script in scripts[:1] if not Path(script).exists()]
-    return tuple(f"`{each}` is not found here, in {Path.cwd()}." for each in missing)
-
-
-def _data_warnings(request: ResolvedRequest) -> tuple[str, ...]:
-    """A sentence where the data are not found here, as after hours in the queue."""
-    root = request.config.data.root
-    if request.config.command or root is None or Path(root).exists():
-        return ()
-    return (f"data.root={root} is not found here. Do the nodes have it?",)
 
 
 def send(submission: Submission, *options: str) -> str:

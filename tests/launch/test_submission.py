@@ -11,7 +11,6 @@ import pytest
 from click.testing import CliRunner
 
 from hpcddp.cli import group
-from hpcddp.cluster.filesystems import Mount
 from hpcddp.errors import HpcddpError, SubmissionFailed
 from hpcddp.launch.history import read_history
 from hpcddp.launch.sbatch import last_words
@@ -318,50 +317,8 @@ def test_a_folder_that_cannot_be_filled_does_not_occupy_the_name(fake_sbatch, mo
     assert not (fake_sbatch / "runs" / "r").exists()
 
 
-@pytest.mark.parametrize(
-    ("command", "missing"),
-    [
-        (["python", "-u", "no_such.py"], ["no_such.py"]),
-        (["./no_such", "no_such.sh"], ["./no_such", "no_such.sh"]),
-        (["python", "-u", "here.py", "--out", "new.py"], []),
-        (["bash", "-c", "cat > new.sh"], []),
-        (["python", "-m", "package", "--out", "new.py"], []),
-    ],
-)
-def test_submit_warns_of_a_program_that_is_not_there(workplace, command, missing):
-    (workplace / "here.py").touch()
-    result = hpcddp("submit", "--dry-run", "--cluster", "local", "--", *command)
-    warned = [line for line in result.stderr.splitlines() if "is not found here" in line]
-    assert warned == [f"Warning: `{name}` is not found here, in {workplace}." for name in missing]
-
-
-@pytest.mark.parametrize(("root", "is_said"), [("images", True), ("here", False)])
-def test_submit_warns_of_data_that_are_not_there(workplace, root, is_said):
-    (workplace / "here").mkdir()
-    words = ["data.name=cifar10", f"data.root={root}"]
-    result = hpcddp("submit", "--dry-run", "--cluster", "local", *words)
-    assert (f"Warning: data.root={root} is not found here" in result.stderr) is is_said
-
-
 def test_without_sbatch_a_job_is_not_sent_and_its_name_stays_free(workplace, monkeypatch):
     monkeypatch.setenv("PATH", str(workplace))
     for _ in range(2):
         with pytest.raises(SubmissionFailed, match=r"no `sbatch` on PATH.*--cluster local"):
             hpcddp("submit", "--cluster", "generic-cpu", "--name", "r")
-
-
-def test_submit_warns_where_the_nodes_may_not_see_the_runs(fake_sbatch, monkeypatch):
-    def mounted_as(kind):
-        mount = Mount("/", kind, "source")
-        monkeypatch.setattr("hpcddp.launch.submission.mount_of", lambda path: mount)
-
-    mounted_as("tmpfs")
-    words = ["submit", "--cluster", "generic", "--name"]
-    result = hpcddp(*words, "a")
-    assert f"Warning: {fake_sbatch / 'runs'} is on tmpfs" in result.stderr
-    assert "job 4711" in result.stdout
-    mounted_as("lustre")
-    assert "Warning" not in hpcddp(*words, "b").stderr
-    mounted_as("tmpfs")
-    dry = hpcddp("submit", "--dry-run", "--cluster", "local")
-    assert "tmpfs" not in dry.stderr

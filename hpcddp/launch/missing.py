@@ -1,0 +1,77 @@
+"""What a job will need and is not found on this host: sentences, before hours in the queue.
+
+The nodes may have it all the same, so nothing here refuses anything.
+"""
+
+import difflib
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+from hpcddp.cluster.filesystems import mount_of, sharing_warning
+from hpcddp.launch.request import ResolvedRequest
+
+# torchvision marks each builder of a classification model so, with more decorators in between.
+_BUILDER = re.compile(r"^@register_model\(\)\n(?:@.*\n|[ )].*\n)*def (\w+)", re.MULTILINE)
+
+
+def missing_here(
+    request: ResolvedRequest, runs: Path, environ: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Sentences for whoever submits: a shared folder of runs, programs, data, the model."""
+    return (
+        *_shared_runs(request, runs),
+        *_programs(request, environ),
+        *_data(request),
+        *_model(request),
+    )
+
+
+def _shared_runs(request: ResolvedRequest, runs: Path) -> Iterator[str]:
+    """Cheap: no job. An emulated node is this host, and shares all."""
+    if request.profile.launcher != "local":
+        sentence = sharing_warning(runs, mount_of(runs))
+        yield from [sentence] if sentence else []
+
+
+def _programs(request: ResolvedRequest, environ: Mapping[str, str]) -> Iterator[str]:
+    command, profile = request.config.command, request.profile
+    if not command or request.config.resources.container:  # an image has programs of its own
+        return
+    program, *words = command
+    missing = []
+    by_setup = profile.modules or profile.setup  # which may bring programs along
+    if not by_setup and not shutil.which(program, path=environ.get("PATH")):
+        missing.append(program)
+    if not {"-m", "-c"} & set(words):  # after which no file follows
+        scripts = [word for word in words if word.endswith((".py", ".sh"))]
+        missing += [script for script in scripts[:1] if not Path(script).exists()]
+    yield from (f"`{each}` is not found here, in {Path.cwd()}." for each in missing)
+
+
+def _data(request: ResolvedRequest) -> Iterator[str]:
+    root = request.config.data.root
+    if not request.config.command and root is not None and not Path(root).exists():
+        yield f"data.root={root} is not found here. Do the nodes have it?"
+
+
+def _model(request: ResolvedRequest) -> Iterator[str]:
+    name, known = request.config.train.model, torchvision_models()
+    if request.config.command or not known or name in known:
+        return
+    near = difflib.get_close_matches(name, known, n=2)
+    hint = f"Did you mean {' or '.join(near)}?" if near else "Have the nodes a newer one?"
+    yield f"train.model={name}: the torchvision here has no such model. {hint}"
+
+
+def torchvision_models() -> frozenset[str]:
+    """Names of its classification models, read from its source: to import it takes seconds.
+
+    Empty where there is no source to read.
+    """
+    package = find_spec("torchvision")
+    folders = package.submodule_search_locations if package else None
+    files = [file for folder in folders or () for file in Path(folder).glob("models/*.py")]
+    return frozenset(name for file in files for name in _BUILDER.findall(file.read_text("utf-8")))

@@ -1,0 +1,87 @@
+"""A sentence before the queue where the program, the data, the model or shared runs are missing."""
+
+import pytest
+from click.testing import CliRunner
+
+from hpcddp.cli import group
+from hpcddp.cluster.filesystems import Mount
+from hpcddp.launch.missing import torchvision_models
+
+
+def hpcddp(*words):
+    """Run the command line in this process; errors come out as exceptions."""
+    return CliRunner().invoke(group, words, standalone_mode=False, catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("command", "missing"),
+    [
+        (["python", "-u", "no_such.py"], ["no_such.py"]),
+        (["./no_such", "no_such.sh"], ["./no_such", "no_such.sh"]),
+        (["python", "-u", "here.py", "--out", "new.py"], []),
+        (["bash", "-c", "cat > new.sh"], []),
+        (["python", "-m", "package", "--out", "new.py"], []),
+    ],
+)
+def test_submit_warns_of_a_program_that_is_not_there(workplace, command, missing):
+    (workplace / "here.py").touch()
+    result = hpcddp("submit", "--dry-run", "--cluster", "local", "--", *command)
+    warned = [line for line in result.stderr.splitlines() if "is not found here" in line]
+    assert warned == [f"Warning: `{name}` is not found here, in {workplace}." for name in missing]
+
+
+@pytest.mark.parametrize(("root", "is_said"), [("images", True), ("here", False)])
+def test_submit_warns_of_data_that_are_not_there(workplace, root, is_said):
+    (workplace / "here").mkdir()
+    words = ["data.name=cifar10", f"data.root={root}"]
+    result = hpcddp("submit", "--dry-run", "--cluster", "local", *words)
+    assert (f"Warning: data.root={root} is not found here" in result.stderr) is is_said
+
+
+def test_submit_warns_where_the_nodes_may_not_see_the_runs(fake_sbatch, monkeypatch):
+    def mounted_as(kind):
+        mount = Mount("/", kind, "source")
+        monkeypatch.setattr("hpcddp.launch.missing.mount_of", lambda path: mount)
+
+    mounted_as("tmpfs")
+    words = ["submit", "--cluster", "generic", "--name"]
+    result = hpcddp(*words, "a")
+    assert f"Warning: {fake_sbatch / 'runs'} is on tmpfs" in result.stderr
+    assert "job 4711" in result.stdout
+    mounted_as("lustre")
+    assert "Warning" not in hpcddp(*words, "b").stderr
+    mounted_as("tmpfs")
+    dry = hpcddp("submit", "--dry-run", "--cluster", "local")
+    assert "tmpfs" not in dry.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("resnet5", "Did you mean resnet50 or resnet152?"),
+        ("transformer_of_mine", "Have the nodes a newer one?"),
+        ("vit_b_16", None),
+    ],
+)
+def test_submit_warns_of_a_model_that_torchvision_lacks(workplace, name, hint):
+    said = hpcddp("submit", "--dry-run", "--cluster", "local", f"train.model={name}").stderr
+    sentence = f"Warning: train.model={name}: the torchvision here has no such model. {hint}"
+    assert (sentence in said) is (hint is not None)
+    assert ("train.model" in said) is (hint is not None)
+
+
+def test_the_models_read_from_source_are_those_that_torchvision_lists():
+    import torchvision
+
+    known = torchvision.models.list_models(module=torchvision.models)
+    assert torchvision_models() == frozenset(known)
+
+
+@pytest.mark.parametrize("package", [None, "empty"])
+def test_without_a_source_to_read_no_model_is_called_unknown(workplace, monkeypatch, package):
+    (workplace / "empty").mkdir()
+    spec = package and type("Spec", (), {"submodule_search_locations": [str(workplace / package)]})
+    monkeypatch.setattr("hpcddp.launch.missing.find_spec", lambda name: spec)
+    assert not torchvision_models()
+    said = hpcddp("submit", "--dry-run", "--cluster", "local", "train.model=mine").stderr
+    assert "train.model" not in said
