@@ -4,6 +4,7 @@ import dataclasses
 import datetime
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -102,6 +103,8 @@ def detect_(write: bool, name: str | None, no_job: bool, as_json: bool) -> None:
         "matches": [dataclasses.asdict(match) for match in matches],
     }
     nothing = "No profile fits. `python -m hpcddp cluster detect --write` makes one from Slurm."
+    if not shutil.which("scontrol"):
+        nothing = "No profile fits, and there is no Slurm here: type this on a login node."
     lines = [f"{match.name}: {match.reason}" for match in matches] or [nothing]
     _print(document, lambda: lines, as_json)
     sys.exit(EXIT_DONE if matches else EXIT_FAILED)

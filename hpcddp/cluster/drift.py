@@ -20,6 +20,7 @@ from hpcddp.cluster.profile import ClusterProfile
 from hpcddp.errors import HpcddpError
 
 _FEATURES = re.compile(r"[\w.:+-]+")
+_SITE_RULES = {"gpus_max": "most GPUs", "node_hours": "node hours", "time_min": "least time"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ def _of_queue(name: str, facts: Mapping[str, Any], live: LiveCluster) -> Iterato
     where = f"queue {name}" if name else "cluster"
     asked = facts["asked"]
     yield from _qos(where, asked.get("qos"), live)
+    yield from _site_rules(where, facts["limits"])
     names = str(asked["partition"]).split(",") if asked.get("partition") else []
     if not names:
         names = [part.name for part in live.partitions.values() if part.is_default]
@@ -137,6 +139,14 @@ def _numbers_of_nodes(
     if least:
         same = (found.nodes_min or 0) <= least
         yield _finding(same, f"{where}: least nodes", str(least), str(found.nodes_min or 1))
+
+
+def _site_rules(where: str, limits: Mapping[str, Any]) -> Iterator[Finding]:
+    """What a plug-in of the site refuses at submission, and no answer of Slurm mentions."""
+    for key, what in _SITE_RULES.items():
+        if limits.get(key):
+            told = str(limits[key])
+            yield Finding("untested", f"{where}: {what}", told, "a rule that Slurm does not tell")
 
 
 def _taken_away(live: LiveCluster, found: LivePartition, qos: str | None) -> tuple[str, int] | None:

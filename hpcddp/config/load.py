@@ -133,7 +133,9 @@ def _leaves(
     for name, value in values.items():
         key = f"{prefix}{name}"
         if name not in hints:
-            hint = did_you_mean(key, [prefix + known for known in hints])
+            meant = " or ".join(f"`{known}`" for known in _namesakes(name))
+            near = did_you_mean(key, [prefix + known for known in hints])
+            hint = f"Did you mean {meant}?" if meant else near
             raise ConfigError(f"{layer}: unknown key `{key}`. {hint}")
         if not dataclasses.is_dataclass(hints[name]):
             yield key, value
@@ -141,6 +143,17 @@ def _leaves(
             yield from _leaves(value, hints[name], layer, f"{key}.")
         elif value is not None:
             raise ConfigError(f"{layer}: `{key}` is a section; set one of its keys.")
+
+
+def _namesakes(name: str, section: Any = RunConfig, prefix: str = "") -> list[str]:  # noqa: ANN401
+    """Dotted keys of any section that end in this name: who types `train.lr` means `optim.lr`."""
+    found = []
+    for known, hint in hints_of(section).items():
+        if known == name:
+            found.append(prefix + known)
+        if dataclasses.is_dataclass(hint):
+            found += _namesakes(name, hint, f"{prefix}{known}.")
+    return found
 
 
 def _refuse_misread_text(key: str, value: Any, layer: str) -> None:  # noqa: ANN401

@@ -97,6 +97,8 @@ def parse_sweep(words: Sequence[str], config: RunConfig) -> tuple[Setting, ...]:
     axes: dict[str, list[str]] = {}
     for word in words:
         key, equals, text = word.partition("=")
+        if key.startswith(SWEPT) and not text:
+            raise ConfigError(f"--sweep {word}: it needs values, for example {key}=1,2,4.")
         if not key.startswith(SWEPT) or not equals:
             raise ConfigError(
                 f"--sweep {word}: a sweep varies options of DistributedDataParallel only, for "

@@ -151,10 +151,13 @@ def test_explain_refuses_an_unknown_name_with_the_nearest_one(cluster):
         cluster("explain", "fronteer")
 
 
-def test_detect_says_which_and_why_or_what_to_type(cluster, monkeypatch):
+def test_detect_says_which_and_why_or_what_to_type(cluster, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
     done = cluster("detect")
     assert done.exit_code == 1
-    assert "detect --write" in done.stdout
+    assert "no Slurm here: type this on a login node" in done.stdout
+    (tmp_path / "scontrol").touch(0o755)
+    assert "detect --write" in cluster("detect").stdout
     monkeypatch.setenv("CC_CLUSTER", "narval")
     assert cluster("detect").stdout == "narval: CC_CLUSTER=narval\n"
     (match,) = document(cluster("detect", "--json"))["matches"]

@@ -56,6 +56,16 @@ def test_no_slurm_is_no_cluster_and_no_accounting_is_no_qos():
     assert [f.level for f in compare(values, quiet) if "QOS" in f.what] == ["untested"]
 
 
+def test_a_rule_that_slurm_does_not_tell_is_named_as_not_compared():
+    values = {"limits": {"gpus_max": 8, "node_hours": 12.5, "time_min": "1:00:00"}}
+    rules = [f for f in compare(values, newcluster()) if f.level == "untested"]
+    assert {(f.what, f.profile) for f in rules} == {
+        ("cluster: most GPUs", "8"),
+        ("cluster: node hours", "12.5"),
+        ("cluster: least time", "1:00:00"),
+    }
+
+
 @pytest.mark.parametrize("case", TABLE["drift"].values(), ids=TABLE["drift"])
 def test_what_differs_is_reported_and_nothing_else(case):
     live = newcluster()

@@ -87,6 +87,8 @@ def test_words_mean_what_people_type(word, key, value):
     [
         ({"train": {"global_bach": 3}}, ["x.yaml", "train.global_bach", "`train.global_batch`"]),
         ({"trian": {"seed": 3}}, ["x.yaml", "`trian`", "`train`"]),
+        ({"train": {"lr": 1}}, ["x.yaml", "`train.lr`", "Did you mean `optim.lr`?"]),
+        ({"nodes": 2}, ["`nodes`", "Did you mean `resources.nodes`?"]),
         ({"train": 3}, ["x.yaml", "`train` is a section"]),
         ({"train": {"global_batch": "many"}}, ["x.yaml", "train.global_batch", "many"]),
         ({"train": {"global_batch": 0}}, ["train.global_batch=0", "at least 1", "x.yaml"]),

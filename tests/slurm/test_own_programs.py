@@ -28,7 +28,10 @@ def test_afterok_waits_through_the_restarts_of_a_run(hpcddp, cluster):
     hpcddp.submit("second", "--afterok", "first", command=["bash", "-c", "true"])
     hpcddp.wait_for("first", "running")
     waiting = hpcddp.status("second")
-    assert (waiting["state"], waiting["reason"]) == ("pending", "Dependency")
+    assert waiting["state"] == "pending"
+    assert waiting["reason"].startswith("Dependency: another job has to end first")
+    ask = waiting["reason"].partition("Which one: ")[2].split()
+    assert f"afterok:{hpcddp.status('first')['job_id']}" in cluster.run(ask).stdout
     (folder / "go").touch()
     hpcddp.wait_for("first", "finished", timeout=120)
     hpcddp.wait_for("second", "finished")

@@ -156,6 +156,13 @@ def test_torchrun_starts_the_processes_of_each_node(user, hpcddp):
     assert len({(place["node_rank"], place["local_rank"]) for place in places}) == 4
 
 
+def test_torchrun_without_gpus_says_so_before_it_divides_by_their_number(user, cluster):
+    job_id = user.send("torchrun", "{}", "--nodes=1", "--gpus-per-node=0", "--cpus-per-task=1")
+    cluster.wait(job_id, "FAILED")
+    assert "SLURM_GPUS_ON_NODE: no GPU" in cluster.output(job_id)
+    assert "division by 0" not in cluster.output(job_id)
+
+
 def test_dp_against_ddp_measures_all_modes_in_one_task(user, hpcddp):
     words = f"{{}} {TRAIN} train.max_steps=1 --rounds 1 --steps 1 --devices 1,2"
     sizes = ("--gpus-per-node=2", "--cpus-per-task=2")

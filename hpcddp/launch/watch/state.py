@@ -147,6 +147,11 @@ def _why_it_waits(job: JobInfo) -> str:
             "BeginTime: Slurm holds it back after a requeue. To start it as soon as there is room: "
             f"scontrol update jobid={job.job_id} StartTime=now"
         )
+    if job.reason == "Dependency":
+        return (
+            "Dependency: another job has to end first. Which one: "
+            f"squeue --jobs={job.job_id} --Format=Dependency:80"
+        )
     return job.reason or "Slurm has not considered it yet"
 
 
