@@ -60,7 +60,7 @@ SCRIPTS: Mapping[str, PlainScript] = {
         train=_TRAIN,
         profile=ClusterProfile(name="plain", launch="torchrun"),
         cpus_per_task="$SLURM_CPUS_PER_TASK",
-        threads="$((SLURM_CPUS_PER_TASK / ${SLURM_GPUS_ON_NODE:?no GPU}))",
+        threads="$((SLURM_CPUS_PER_TASK / ${SLURM_GPUS_ON_NODE:?none}))",
         what=_TORCHRUN,
     ),
     "array": PlainScript(

@@ -40,3 +40,20 @@ def test_updates_are_those_of_the_formula(nesterov):
         velocity = 0.9 * velocity + decayed
         weight -= lr * (decayed + 0.9 * velocity if nesterov else velocity)
         torch.testing.assert_close(model.weight.detach(), weight)
+
+
+def test_momentum_begins_at_zero_also_where_the_first_update_is_left_out():
+    """As after an overflow of fp16, or with a loss that is not finite."""
+    model = nn.Linear(3, 2)
+    optimizer = build_optimizer(model, OptimConfig(momentum=0.9, weight_decay=0.0))
+    torch.use_deterministic_algorithms(True)  # memory that nobody has filled is NaN
+    try:
+        for is_left_out in (True, False):
+            for parameter in model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            optimizer.found_inf = torch.tensor(float(is_left_out))
+            optimizer.step()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for parameter in model.parameters():
+        assert torch.equal(optimizer.state[parameter]["momentum_buffer"], torch.ones_like(parameter))
