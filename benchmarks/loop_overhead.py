@@ -5,12 +5,13 @@
 
 Both loops run in the same processes on the same cores, in turns of a few steps, so that whatever
 else the machine does meets both. The bare loop is what one would write in a minute: DDP with its
-defaults, SGD with the same fused kernel, batches that lie ready in memory as normalised floats. It
+defaults, SGD with the same fused kernel, the same images, ready in memory as normalised floats. It
 has no loader, no augmentation, no schedule, no stop vote, no record and no evaluation. Ours is
 `hpcddp.train.loop.step_and_report` with its defaults and a record every ten steps.
 """
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import os
@@ -68,26 +69,25 @@ def config_of(options):
 
 
 def build_ours(options, layout, ranks, run_dir):
-    """One step of our loop, as a function."""
+    """One step of our loop, as a function; and eight of its batches, for the other loop."""
     task = build_task(config_of(options), layout)
     vote = StopVote(ranks, StopFlag())
     session = build_session(task, torch.device("cpu"), ranks, vote, Found(None), RunDir(run_dir))
     clock = StepClock()
-    return lambda: step_and_report(session, clock)
+    batches = [session.feed.next() for _ in range(8)]
+    return lambda: step_and_report(session, clock), batches
 
 
-def build_bare(options):
-    """One step of the bare loop, as a function."""
+def build_bare(options, batches):
+    """One step of the bare loop over these batches, as a function."""
     model = DistributedDataParallel(build_model(options.model, 10, {}, seed=0))
     optimizer = torch.optim.SGD(
         model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4, fused=True
     )
-    shape = (options.micro_batch, 3, options.image_size, options.image_size)
-    batches = [(torch.randn(shape), torch.arange(options.micro_batch) % 10) for _ in range(8)]
-    steps = iter(range(10**9))
+    endless = itertools.cycle(batches)
 
     def step():
-        images_nchw, labels_n = batches[next(steps) % len(batches)]
+        images_nchw, labels_n = next(endless)
         optimizer.zero_grad(set_to_none=True)
         F.cross_entropy(model(images_nchw), labels_n).backward()
         optimizer.step()
@@ -110,7 +110,8 @@ def measure(pipe, options, layout, run_dir):
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[layout.local_rank]})
     torch.set_num_threads(1)
     ranks = open_ranks(layout, torch.device("cpu"), 60)
-    ours, bare = build_ours(options, layout, ranks, run_dir), build_bare(options)
+    ours, batches = build_ours(options, layout, ranks, run_dir)
+    bare = build_bare(options, batches)
     for step in (bare, ours):
         seconds_of(step, 3)  # DDP regroups after its first step, caches fill
     pairs = []
