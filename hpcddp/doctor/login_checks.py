@@ -18,6 +18,12 @@ from hpcddp.doctor.findings import (
 from hpcddp.doctor.units import bytes_text
 
 _OLDEST_TORCH = "2.5"  # as setup.cfg asks for; python is new enough, or nothing would run
+_PYTHON_SHARED = "python shared"
+# Of a finding here, the check of a job that says more, and what that has shown.
+_PROOFS = {
+    RUNS_SHARED: (RUNS_SHARED, "the nodes of the job share it"),
+    _PYTHON_SHARED: ("versions", "the nodes of the job all have it there"),
+}
 _NOT_NEEDED = "not needed: jobs run on this machine"
 _GIB = 1 << 30
 _LITTLE_SPACE, _NO_SPACE = 20 * _GIB, _GIB
@@ -179,7 +185,7 @@ LOGIN_CHECKS: dict[str, Callable[[Facts], Verdict]] = {
     "slurm": slurm,
     "profile": profile,
     RUNS_SHARED: runs_shared,
-    "python shared": python_shared,
+    _PYTHON_SHARED: python_shared,
     "free space": space,
     "free inodes": inodes,
     "quota": quota,
@@ -198,15 +204,18 @@ def examine_login(facts: Facts) -> Iterator[Finding]:
 
 def settle_by_job(login: Sequence[Finding], job: Sequence[Finding]) -> list[Finding]:
     """The findings of the login node, where the job has proven what the login node only guesses:
-    that its nodes share the run directory. Where jobs run on this machine nothing was guessed.
+    that its nodes share the run directory, and have this python or one like it. Where jobs run on
+    this machine nothing was guessed.
     """
-    seen = {each.status for each in job if each.name == RUNS_SHARED}
-    return [
-        finding(each.name, each.host, ok(f"{each.found}: the nodes of the job share it"))
-        if seen == {"ok"} and each.name == RUNS_SHARED and each.found != _NOT_NEEDED
-        else each
-        for each in login
-    ]
+
+    def settled(each: Finding) -> Finding:
+        check, said = _PROOFS.get(each.name, ("", ""))
+        seen = {one.status for one in job if one.name == check}
+        if seen != {"ok"} or each.found == _NOT_NEEDED:
+            return each
+        return finding(each.name, each.host, ok(f"{each.found}: {said}"))
+
+    return [settled(each) for each in login]
 
 
 def _numbers(version: str) -> tuple[int, ...]:

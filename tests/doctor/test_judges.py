@@ -77,7 +77,7 @@ DISK = {"path": "/x", "kind": "ext4", "source": "/dev/sda1", "reach": "disk"}
 
 
 @pytest.mark.parametrize(("launcher", "settled"), [("slurm", True), ("local", False)])
-def test_a_file_that_all_nodes_see_proves_the_run_directory_and_nothing_else(launcher, settled):
+def test_a_job_proves_the_run_directory_and_the_python_and_nothing_else(launcher, settled):
     profile = {**TABLE["login"]["healthy"]["profile"], "launcher": launcher}
     mounts = {"runs": DISK, "python": DISK}
     facts = {**TABLE["login"]["healthy"], "profile": profile, "mounts": mounts}
@@ -85,7 +85,7 @@ def test_a_file_that_all_nodes_see_proves_the_run_directory_and_nothing_else(lau
     job = list(examine_job([HEALTHY_HOST], TABLE["job"]["healthy"]))
     changed = [new.name for old, new in zip(login, settle_by_job(login, job), strict=True)
                if new != old]  # fmt: skip
-    assert changed == ["run directory shared"] * settled
+    assert changed == ["run directory shared", "python shared"] * settled
 
 
 @pytest.mark.parametrize("kind", ["login", "host", "job"])
