@@ -62,7 +62,9 @@ class LiveQos:
 
 @dataclass(frozen=True, slots=True)
 class LiveCluster:
-    """The cluster now. `qos` is None where Slurm keeps no accounts."""
+    """The cluster now, with the partitions that this user is shown. `qos` is None where Slurm keeps
+    no accounts.
+    """
 
     name: str
     version: str
@@ -89,8 +91,12 @@ def read_live(ask: Ask = ask_slurm) -> LiveCluster | None:
     if not config:
         return None
     nodes = _nodes(ask(["sinfo", "--noheader", "-o", "%R|%D|%c|%m|%G|%f"]))
-    fields = _partitions(config, ask)
-    found = {part["PartitionName"]: _partition(part, nodes) for part in fields}
+    shown = {part["PartitionName"] for part in _show_partitions(ask)}
+    found = {
+        part["PartitionName"]: _partition(part, nodes)
+        for part in _partitions(config, ask)
+        if part["PartitionName"] in shown
+    }
     return LiveCluster(
         name=config.get("ClusterName", ""),
         version=config.get("SLURM_VERSION", ""),
@@ -109,15 +115,22 @@ def preempt_mode_of(partition: str, ask: Ask = ask_slurm) -> str:
 
 def _partitions(config: Mapping[str, str], ask: Ask) -> list[dict[str, str]]:
     """The fields of each partition. Where partitions take from each other by their tier, none takes
-    from the highest, though it may print the mode that is the whole cluster's.
+    from the highest, though it may print the mode that is the whole cluster's. The highest may be
+    one that this user is not shown, so all are asked for.
     """
-    lines = ask(["scontrol", "show", "partition", "--oneliner"]).splitlines()
-    found = [dict(_FIELD.findall(line)) for line in lines if "PartitionName=" in line]
-    highest = max((_tier(part) for part in found), default=0)
-    for part in found if config.get("PreemptType") == "preempt/partition_prio" else ():
-        if _tier(part) == highest:
-            part["PreemptMode"] = "OFF"
+    found = _show_partitions(ask, "--all")
+    if config.get("PreemptType") == "preempt/partition_prio":
+        highest = max(map(_tier, found), default=0)
+        for part in found:
+            if _tier(part) == highest:
+                part["PreemptMode"] = "OFF"
     return found
+
+
+def _show_partitions(ask: Ask, *options: str) -> list[dict[str, str]]:
+    """What Slurm shows to this user; with `--all` also what is hidden or closed to them."""
+    lines = ask(["scontrol", "show", "partition", "--oneliner", *options]).splitlines()
+    return [dict(_FIELD.findall(line)) for line in lines if "PartitionName=" in line]
 
 
 def _tier(part: Mapping[str, str]) -> int:

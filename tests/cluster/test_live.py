@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.cluster.drift import compare, compare_node
-from hpcddp.cluster.live import LiveQos, gpus_of, read_live
+from hpcddp.cluster.live import LiveQos, gpus_of, preempt_mode_of, read_live
 from hpcddp.cluster.network import gloo_missing, nccl_fits
 from hpcddp.cluster.node_facts import node_facts
 from hpcddp.cluster.profile import load_profile, parse_profile
@@ -54,6 +54,23 @@ def test_no_slurm_is_no_cluster_and_no_accounting_is_no_qos():
     assert quiet.qos is None
     values = {"defaults": {"resources": {"qos": "x", "partition": "gpu"}}}
     assert [f.level for f in compare(values, quiet) if "QOS" in f.what] == ["untested"]
+
+
+def test_a_higher_partition_that_is_not_shown_to_the_user_takes_nodes_all_the_same():
+    """Slurm leaves out what is hidden or closed to a group, unless it is asked for all."""
+    low, top = (
+        f"PartitionName={name} PriorityTier={tier} PreemptMode=REQUEUE State=UP\n"
+        for name, tier in (("low", 1), ("top", 9))
+    )
+
+    def ask(words):
+        if "config" in words:
+            return "PreemptMode = REQUEUE\nPreemptType = preempt/partition_prio\n"
+        return (low + top if "--all" in words else low) if "partition" in words else ""
+
+    assert (preempt_mode_of("low", ask), preempt_mode_of("top", ask)) == ("REQUEUE", "OFF")
+    live = read_live(ask)
+    assert {name: part.preempt_mode for name, part in live.partitions.items()} == {"low": "REQUEUE"}
 
 
 def test_a_rule_that_slurm_does_not_tell_is_named_as_not_compared():
