@@ -41,9 +41,9 @@ class LogChoice:
         return sorted(self.run_dir.attempt_logs(attempt).glob("rank-*.log"))
 
     def newest_attempt(self) -> int | None:
-        """The newest attempt that has a log of any process."""
+        """The newest attempt that has a log of any process and was not refused the run."""
         newest_first = reversed(attempts(self.run_dir))
-        return next((a for a in newest_first if _has_logs(self.run_dir, a)), None)
+        return next((a for a in newest_first if _is_shown(self.run_dir, a)), None)
 
 
 def attempts(run_dir: RunDir) -> list[int]:
@@ -52,8 +52,9 @@ def attempts(run_dir: RunDir) -> list[int]:
     return sorted(int(f.name[8:]) for f in folders if f.name[8:].isdigit())
 
 
-def _has_logs(run_dir: RunDir, attempt: int) -> bool:
-    return any(run_dir.attempt_logs(attempt).glob("rank-*.log"))
+def _is_shown(run_dir: RunDir, attempt: int) -> bool:
+    has_logs = any(run_dir.attempt_logs(attempt).glob("rank-*.log"))
+    return has_logs and not run_dir.refusal(attempt).exists()
 
 
 def _existing(paths: list[Path]) -> list[Path]:

@@ -60,6 +60,14 @@ def test_an_attempt_whose_processes_wrote_nothing_yet_does_not_hide_the_last_one
     assert shown() == "attempt 0\n"
 
 
+def test_a_start_that_was_refused_the_run_does_not_hide_the_one_that_trains(run_dir):
+    for attempt in (0, 1):
+        write(run_dir, attempt, 0, f"attempt {attempt}\n")
+    run_dir.refusal(1).write_text("39 1\n")
+    assert shown() == "attempt 0\n"
+    assert shown("--attempt", "1") == "attempt 1\n"
+
+
 def test_the_batch_log_stands_in_until_a_process_has_one(run_dir):
     run_dir.batch_log.write_text("srun: error: no such partition\n")
     assert shown() == "srun: error: no such partition\n"
