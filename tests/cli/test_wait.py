@@ -1,8 +1,10 @@
 """`wait` ends when the run has ended, with the run's exit code."""
 
+import itertools
 import os
 import threading
 import time
+from functools import partial
 
 import pytest
 from click.testing import CliRunner
@@ -67,6 +69,15 @@ def test_why_a_run_does_not_start_is_said_once(run_dir, monkeypatch):
     result = waited("--timeout", "0.2")
     assert result.exit_code == 124
     assert result.stderr.count("pending: PartitionConfig: it may never start") == 1
+
+
+def test_that_nobody_can_be_asked_is_said_once_however_long_ago_the_run_wrote(run_dir, monkeypatch):
+    clock = itertools.count(time.time(), 0.5).__next__
+    monkeypatch.setattr(wait, "Observer", partial(observer.Observer, clock=clock))
+    run_dir.append_event("submitted", launcher="torchrun")
+    run_dir.append_event("started", attempt=0)
+    result = waited("--timeout", "0.2")
+    assert result.stderr.count("running: its job is not one that can be asked about") == 1
 
 
 def test_a_cancelled_run_exits_with_1(run_dir, monkeypatch):

@@ -6,6 +6,7 @@ Knows statuses and records, not where they come from.
 from typing import Protocol, TextIO
 
 from hpcddp.launch.history import Record
+from hpcddp.launch.watch.state import without_age
 from hpcddp.launch.watch.status import RunStatus
 from hpcddp.launch.watch.words import (
     accuracy_text,
@@ -55,7 +56,7 @@ class LineDisplay:
             self._told = line
 
     def status(self, status: RunStatus) -> None:
-        shown = (status.state, status.reason)
+        shown = (status.state, without_age(status.reason))
         if shown == self._shown or status.has_ended:
             return
         self._shown = shown

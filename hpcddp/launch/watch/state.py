@@ -17,6 +17,7 @@ ENDED_STATES = ("finished", "failed", "cancelled")
 # A run that wrote within this time is believed to live when nobody else can tell: training
 # records come every few seconds, and an evaluation or a save between them takes a minute or two.
 _FRESH_S = 120.0
+_WROTE = "; it wrote "
 # Between `scancel` and the end of a job lie KillWait and the site's epilog.
 _CANCEL_SETTLES_S = 600.0
 
@@ -190,10 +191,15 @@ def _state_without_scheduler(seen: Evidence) -> tuple[str, str]:
     is_gone = seen.job is not None and seen.job.forgotten
     if seen.phase in ("started", "signal", "stopped") and silent_s < _FRESH_S and not is_gone:
         state = "running" if seen.phase == "started" else "stopping"
-        return state, f"{why}; it wrote {silent_s:.0f} s ago"
+        return state, f"{why}{_WROTE}{silent_s:.0f} s ago"
     if not seen.events:
         return "unknown", "it was prepared and never sent"
     return "unknown", f"{why}; its last sign of life was {clock_text(seen.last_write_time)}"
+
+
+def without_age(reason: str) -> str:
+    """The reason but for how long ago the run wrote, which is another at every look."""
+    return reason.partition(_WROTE)[0]
 
 
 def _cancelled_by(seen: Evidence) -> str:
