@@ -11,10 +11,12 @@ import click
 from hpcddp.cli.compare_text import compare_text
 from hpcddp.cli.measuring import measures_here, measuring_options, prepare_job, show_report_of_job
 from hpcddp.cli.options import build_request
+from hpcddp.cli.submit import warn
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.config.write import read_config
 from hpcddp.errors import HpcddpError
 from hpcddp.launch.measuring import measure_here, write_report
+from hpcddp.launch.missing import missing_to_train
 from hpcddp.launch.request import ResolvedRequest, resolve_request, world_size
 from hpcddp.run_dir import RunDir, write_atomically
 
@@ -58,6 +60,7 @@ def command(
     request = resolve_request(build_request(context, typed), os.environ)
     more = () if typed["sweeps"] else _one_process(typed, request)
     submission = prepare_job(context, _words(typed), typed, more)
+    warn(missing_to_train(request))
     _check(submission.request, typed)
     show = functools.partial(_show, as_json=as_json)
     show_report_of_job(submission, _REPORT, show, follows=follows, as_json=as_json)

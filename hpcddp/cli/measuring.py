@@ -91,7 +91,7 @@ def prepare_job(
     """The job that measures, from the options typed; says what looks odd about it."""
     request = build_request(context, typed, more)
     submission = prepare_measuring(words, request, typed["name"], os.environ)
-    warn(submission)
+    warn(submission.warnings)
     return submission
 
 

@@ -43,7 +43,7 @@ def command(context: click.Context, steps: int, as_json: bool, **typed: Any) -> 
     name = typed["name"] or f"rehearse-{request.job_name}-{stamp}"
     plain = prepare(request, f"{name}-uninterrupted", os.environ)
     stopped = prepare(request, f"{name}-interrupted", os.environ)
-    warn(plain)
+    warn(plain.warnings)
     report = rehearse(plain, stopped, out=sys.stderr if as_json else sys.stdout)
     text = json.dumps(report.as_document(), indent=2)
     folder = RunDir(runs_root(os.environ) / report.interrupted).reports

@@ -23,7 +23,7 @@ def command(run: str, overrides: tuple[str, ...]) -> None:
     with alone(run_dir):
         [status] = Observer([run_dir]).look()
         submission, job_id = resume_run(run_dir, status, overrides, os.environ)
-    warn(submission)
+    warn(submission.warnings)
     warning = lead_warning(run_dir, submission.request.config.resources.warn_before_s)
     if warning:
         click.echo(warning, err=True)

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import click
@@ -35,7 +36,7 @@ def command(
     """
     request = resolve_request(build_request(context, typed), os.environ)
     submission = prepare(request, typed["name"], os.environ)
-    warn(submission)
+    warn(submission.warnings)
     options = _waiting(afterok, submission) if afterok else ()
     if dry_run:
         sys.exit(_show(submission))
@@ -57,9 +58,9 @@ def _waiting(run: str, submission: Submission) -> tuple[str, ...]:
     return afterok_options(before, submission)
 
 
-def warn(submission: Submission) -> None:
+def warn(sentences: Iterable[str]) -> None:
     """Say what looks odd about a job."""
-    for sentence in submission.warnings:
+    for sentence in sentences:
         click.echo(f"Warning: {sentence}", err=True)
 
 

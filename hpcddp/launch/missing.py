@@ -1,9 +1,10 @@
-"""What a job will need and is not found on this host: sentences, before hours in the queue.
+"""What a job will need and this host does not have: sentences, before hours in the queue.
 
 The nodes may have it all the same, so nothing here refuses anything.
 """
 
 import difflib
+import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -20,13 +21,17 @@ _BUILDER = re.compile(r"^@register_model\(\)\n(?:@.*\n|[ )].*\n)*def (\w+)", re.
 def missing_here(
     request: ResolvedRequest, runs: Path, environ: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """Sentences for whoever submits: a shared folder of runs, programs, data, the model."""
+    """Sentences for whoever submits: a shared folder of runs, a program or what training needs."""
+    command = request.config.command
     return (
         *_shared_runs(request, runs),
-        *_programs(request, environ),
-        *_data(request),
-        *_model(request),
+        *(_programs(request, environ) if command else missing_to_train(request)),
     )
+
+
+def missing_to_train(request: ResolvedRequest) -> tuple[str, ...]:
+    """Sentences about data and model, also for a job whose command is a verb that trains."""
+    return (*_data(request), *_model(request))
 
 
 def _shared_runs(request: ResolvedRequest, runs: Path) -> Iterator[str]:
@@ -38,7 +43,7 @@ def _shared_runs(request: ResolvedRequest, runs: Path) -> Iterator[str]:
 
 def _programs(request: ResolvedRequest, environ: Mapping[str, str]) -> Iterator[str]:
     command, profile = request.config.command, request.profile
-    if not command or request.config.resources.container:  # an image has programs of its own
+    if request.config.resources.container:  # an image has programs of its own
         return
     program, *words = command
     missing = []
@@ -47,22 +52,22 @@ def _programs(request: ResolvedRequest, environ: Mapping[str, str]) -> Iterator[
         missing.append(program)
     if not {"-m", "-c"} & set(words):  # after which no file follows
         scripts = [word for word in words if word.endswith((".py", ".sh"))]
-        missing += [script for script in scripts[:1] if not Path(script).exists()]
+        missing += [script for script in scripts[:1] if not os.path.exists(script)]
     yield from (f"`{each}` is not found here, in {Path.cwd()}." for each in missing)
 
 
 def _data(request: ResolvedRequest) -> Iterator[str]:
     root = request.config.data.root
-    if not request.config.command and root is not None and not Path(root).exists():
+    if root is not None and not os.path.exists(root):  # also False where this host may not look
         yield f"data.root={root} is not found here. Do the nodes have it?"
 
 
 def _model(request: ResolvedRequest) -> Iterator[str]:
     name, known = request.config.train.model, torchvision_models()
-    if request.config.command or not known or name in known:
+    if not known or name in known:
         return
     near = difflib.get_close_matches(name, known, n=2)
-    hint = f"Did you mean {' or '.join(near)}?" if near else "Have the nodes a newer one?"
+    hint = f"Did you mean {' or '.join(near)}?" if near else "Do the nodes have a newer one?"
     yield f"train.model={name}: the torchvision here has no such model. {hint}"
 
 

@@ -5,6 +5,7 @@ from click.testing import CliRunner
 
 from hpcddp.cli import group
 from hpcddp.cluster.filesystems import Mount
+from hpcddp.errors import SubmissionFailed
 from hpcddp.launch.missing import torchvision_models
 
 
@@ -30,7 +31,9 @@ def test_submit_warns_of_a_program_that_is_not_there(workplace, command, missing
     assert warned == [f"Warning: `{name}` is not found here, in {workplace}." for name in missing]
 
 
-@pytest.mark.parametrize(("root", "is_said"), [("images", True), ("here", False)])
+@pytest.mark.parametrize(
+    ("root", "is_said"), [("images", True), ("here", False), ("too-long-to-look-at" * 99, True)]
+)
 def test_submit_warns_of_data_that_are_not_there(workplace, root, is_said):
     (workplace / "here").mkdir()
     words = ["data.name=cifar10", f"data.root={root}"]
@@ -59,7 +62,7 @@ def test_submit_warns_where_the_nodes_may_not_see_the_runs(fake_sbatch, monkeypa
     ("name", "hint"),
     [
         ("resnet5", "Did you mean resnet50 or resnet152?"),
-        ("transformer_of_mine", "Have the nodes a newer one?"),
+        ("transformer_of_mine", "Do the nodes have a newer one?"),
         ("vit_b_16", None),
     ],
 )
@@ -68,6 +71,21 @@ def test_submit_warns_of_a_model_that_torchvision_lacks(workplace, name, hint):
     sentence = f"Warning: train.model={name}: the torchvision here has no such model. {hint}"
     assert (sentence in said) is (hint is not None)
     assert ("train.model" in said) is (hint is not None)
+
+
+def test_a_verb_that_trains_asks_for_data_and_model_and_another_does_not(fake_sbatch, monkeypatch):
+    (fake_sbatch / "refuse").touch()  # so that nobody waits for it
+    job = ["--cluster", "generic-cpu", "train.model=resnet5", "data.name=cifar10", "data.root=no"]
+
+    def warned(*verb):
+        result = CliRunner().invoke(group, [*verb, *job], standalone_mode=False)
+        assert isinstance(result.exception, SubmissionFailed)
+        sentences = ("train.model=resnet5", "data.root=no")
+        return [each for each in sentences if f"Warning: {each}" in result.stderr]
+
+    assert warned("compare", "--devices", "1,2") == ["train.model=resnet5", "data.root=no"]
+    monkeypatch.delattr("hpcddp.launch.missing.torchvision_models")  # nor is its source read
+    assert warned("bench", "allreduce", "--nodes", "2") == []
 
 
 def test_the_models_read_from_source_are_those_that_torchvision_lists():
