@@ -11,7 +11,6 @@ import io
 import os
 import re
 import shlex
-import shutil
 from pathlib import Path
 
 from submitit.core.core import PicklingExecutor
@@ -70,10 +69,6 @@ def submit_to_slurm(run_dir: RunDir, *options: str) -> str:
 
     Raises SubmissionFailed.
     """
-    if not shutil.which("sbatch"):
-        raise SubmissionFailed(
-            "no `sbatch` on PATH. Type this on a login node, or train here: --cluster local"
-        )
     script = run_dir.script.read_text(encoding="utf-8")
     try:
         return ScriptExecutor(run_dir.path / "submitit", script, *options).send()

@@ -195,6 +195,10 @@ def _send_to(submission: Submission, options: tuple[str, ...]) -> str:
         from hpcddp.launch.local import submit_to_local
 
         return submit_to_local(submission.run_dir)
+    if not shutil.which("sbatch"):
+        raise SubmissionFailed(
+            "no `sbatch` on PATH. Type this on a login node, or train here: --cluster local"
+        )
     from hpcddp.launch.slurm import submit_to_slurm  # submitit takes 0.2 s to import
 
     own = [word for word in options if f"\n#SBATCH {word.split('=')[0]}=" not in submission.script]

@@ -1,5 +1,7 @@
 """Whether a run starts again: a pure decision over srun's exit code and the run's history."""
 
+import re
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -523,6 +525,23 @@ def test_a_new_job_that_may_have_been_taken_is_no_refusal(run_dir, sent):
     finish_attempt(run_dir, 75, {"SLURM_JOB_ID": "7"})
     event = run_dir.read_events()[-1]
     assert (event["event"], "job_id" in event) == ("submitted", False)
+
+
+def test_a_node_without_sbatch_is_told_and_nobody_there_is_sent_to_a_login_node(
+    run_dir, tmp_path, monkeypatch
+):
+    monkeypatch.undo()  # of `_send_anew`
+    for tool in ("sh", "env"):
+        (tmp_path / tool).symlink_to(shutil.which(tool))
+    run_dir.script.write_text("#!/bin/sh\n")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(stop_reason, "show_job", lambda job_id: JobInfo("7", state="RUNNING"))
+    finish_attempt(run_dir, 75, {"SLURM_JOB_ID": "7"})
+    event = run_dir.read_events()[-1]
+    assert event["event"] == "failed"
+    assert re.fullmatch(
+        r"Slurm refused to requeue: \S+ .sbatch.: No such file or directory", event["reason"]
+    )
 
 
 def test_a_run_that_is_cancelled_while_slurm_is_asked_is_not_sent_anew(run_dir, sent, monkeypatch):
