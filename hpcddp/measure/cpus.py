@@ -1,7 +1,7 @@
 """Which CPUs each process of a comparison may use, and whether they suffice. Binds nothing."""
 
-import math
 from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
 from pathlib import Path
 
 from hpcddp.measure.cells import Cell
@@ -36,10 +36,12 @@ def cores_of(
 
 def cores_used(
     cpus: Sequence[int], threads: int, siblings: Callable[[int], Sequence[int]] = siblings_of
-) -> tuple[list[int], int]:
-    """The cores of these CPUs, each by its first CPU, and how many of them so many threads take."""
+) -> tuple[list[int], Fraction]:
+    """The cores of these CPUs, each by its first CPU, and how many of them so many threads take: a
+    part of one where it has CPUs for more threads.
+    """
     cores = sorted({min(cpu, *siblings(cpu)) for cpu in cpus})
-    return cores, min(len(cores), math.ceil(threads * len(cores) / len(cpus)))
+    return cores, min(Fraction(len(cores)), Fraction(threads * len(cores), len(cpus)))
 
 
 def shares(cores: Sequence[Sequence[int]], most: int) -> list[list[int]]:
@@ -68,7 +70,7 @@ def are_shared(per_device: Sequence[Sequence[int]]) -> bool:
     return len(set(all_of_them)) < len(all_of_them)
 
 
-def are_too_few(places: Sequence[tuple[str, Sequence[int], int]]) -> bool:
+def are_too_few(places: Sequence[tuple[str, Sequence[int], Fraction]]) -> bool:
     """True where processes take more cores than they have among them. Of each its host, its cores,
     and how many of them it takes.
     """

@@ -9,6 +9,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,9 @@ def sweep_here(
     return _document(config, settings, records, layout, where) if layout.is_main else None
 
 
-def _place(device: torch.device) -> tuple[str, list[int], int]:
-    """Of this process its host, its cores, and how many of them it takes; a GPU's takes one."""
+def _place(device: torch.device) -> tuple[str, list[int], Fraction]:
+    """Of this process its host, its cores, and how many of them it takes."""
+    # One thread feeds a GPU and waits for it: it wants a CPU of its own, not a whole core.
     threads = torch.get_num_threads() if device.type == "cpu" else 1
     return socket.gethostname(), *cores_used(sorted(os.sched_getaffinity(0)), threads)
 

@@ -193,8 +193,18 @@ def test_threads_of_a_core_are_kept_together_as_far_as_this_process_may_use_them
 def test_what_threads_take_is_counted_in_cores():
     siblings = {cpu: [cpu % 4, cpu % 4 + 4] for cpu in range(8)}.get
     assert cores_used([*range(8)], 4, siblings) == ([0, 1, 2, 3], 2)
-    assert cores_used([4], 1, siblings) == cores_used([0, 4], 1, siblings) == ([0], 1)
+    assert cores_used([4], 1, siblings) == cores_used([0, 4], 2, siblings) == ([0], 1)
     assert cores_used([0, 1, 4], 9, siblings) == ([0, 1], 2)
+
+
+@pytest.mark.parametrize(("processes", "threads"), [(8, 1), (4, 2), (2, 4), (1, 8)])
+def test_the_same_number_of_threads_takes_as_many_cores_in_any_number_of_processes(
+    processes, threads
+):
+    siblings = {cpu: [cpu % 4, cpu % 4 + 4] for cpu in range(8)}.get
+    places = [("a", *cores_used([*range(8)], threads, siblings))] * processes
+    assert not are_too_few(places)
+    assert are_too_few([*places, ("a", *cores_used([4], 1, siblings))])
 
 
 def test_the_kernels_list_of_threads_is_read(monkeypatch, tmp_path):
