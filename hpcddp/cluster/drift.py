@@ -146,7 +146,7 @@ def _site_rules(where: str, limits: Mapping[str, Any]) -> Iterator[Finding]:
     for key, what in _SITE_RULES.items():
         if limits.get(key):
             told = str(limits[key])
-            yield Finding("untested", f"{where}: {what}", told, "a rule that Slurm does not tell")
+            yield Finding("untested", f"{where}: {what}", told, "a rule of the site, not Slurm's")
 
 
 def _taken_away(live: LiveCluster, found: LivePartition, qos: str | None) -> tuple[str, int] | None:

@@ -131,7 +131,7 @@ def _queue_lines(partition: LivePartition) -> Iterator[str]:
     if given:
         yield f"    limits: {{{given}}}  # scontrol show partition"
     if partition.preempt_mode in ("", "OFF"):
-        yield "    preempt: {possible: false}  # PreemptMode=OFF"
+        yield "    preempt: {possible: false}  # PreemptMode=OFF, or the highest PriorityTier"
         return
     again = "resubmit" if partition.preempt_mode == "CANCEL" else "auto"
     settings = f"possible: true, grace_s: {partition.grace_s}, requeue: {again}"
