@@ -61,7 +61,9 @@ class TrainConfig:
     deterministic: bool = True  # deterministic operators where torch has them
     rendezvous_timeout_s: int = 300  # how long the processes wait for each other at the start
     time_steps: bool = False  # say in every record what its steps consisted of
-    hang_timeout_s: int = 1800  # without any progress for so long an attempt has failed; 0: never
+    # without any progress for so long an attempt has failed; 0: never. Before the first step and in
+    # the last save, which wait for the file system, 1800 at least
+    hang_timeout_s: int = 1800
 
 
 @dataclass(frozen=True, slots=True)
