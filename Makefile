@@ -1,4 +1,4 @@
-# `make demo` trains on this machine; `make test` runs all tests; both set up what they need.
+# `make demo` trains on this machine; `make test` runs all but the slow tests; both set up what they need.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

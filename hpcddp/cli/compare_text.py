@@ -12,10 +12,10 @@ Row = Mapping[str, Any]
 
 _WIDEST, _TERMINAL, _NOTHING = 250, 80, "-"
 _LEGEND = (
-    "N: steps counted + left out at the begin and after pauses. IQR: width of the middle half; ±: "
-    "half of it. EXPOSED: communication that nothing hides, the wait for late processes in it, and "
-    "its share OF STEP. HIDDEN: the share of communication that is not exposed. NO SYNC: by how "
-    "much a step is shorter without any exchange, measured apart. CPU ms: of all processes."
+    "N: steps counted + left out at the beginning and after pauses. IQR: width of the middle half; "
+    "±: half of it. EXPOSED: communication that nothing hides, the wait for late processes in it, "
+    "and its share OF STEP. HIDDEN: the share of communication that is not exposed. NO SYNC: by "
+    "how much a step is shorter without any exchange, measured apart. CPU ms: of all processes."
 )
 _LEGEND_OF_GPUS = (
     "GPU %: of the time that some kernel was on it; one that waits for another GPU counts, too."
