@@ -17,12 +17,11 @@ from hpcddp.cluster.job_names import (
 from hpcddp.cluster.ports import port_warnings, with_port
 from hpcddp.cluster.slurm_step import layout_from_slurm, not_in_step
 from hpcddp.cluster.torchrun import is_torchrun, layout_from_torchrun
-from hpcddp.cluster.variables import first_set, read_count
+from hpcddp.cluster.variables import ATTEMPT_VARIABLE, first_set, read_count
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.errors import HpcddpError
 
 LAUNCHER_VARIABLE = "HPCDDP_LAUNCHER"
-ATTEMPT_VARIABLE = "HPCDDP_ATTEMPT"  # the batch script counts the starts of a run
 
 
 def layout_from_environ(

@@ -3,6 +3,8 @@
 import re
 from collections.abc import Mapping
 
+from hpcddp.cluster.variables import ATTEMPT_VARIABLE
+
 # Facts about the surrounding job, step, MPI start or launcher. SBATCH_* stay: those are the
 # user's own defaults. So do HPCDDP_MASTER_ADDR and HPCDDP_MASTER_PORT, which users set.
 _PREFIXES = (
@@ -61,7 +63,7 @@ def inherited_names(
     """
     names = {name for name in environ if _is_inherited(name)} | _chosen(environ)
     names |= set() if on_this_machine else _DEVICES & set(environ)
-    if "HPCDDP_ATTEMPT" in environ:
+    if ATTEMPT_VARIABLE in environ:
         # Inside one of our own jobs its batch script chose these, elsewhere the user did.
         names |= set(_SET_BY_SCRIPTS) & set(environ)
     return tuple(sorted(names))

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 
 from hpcddp.errors import HpcddpError
 
+ATTEMPT_VARIABLE = "HPCDDP_ATTEMPT"  # the batch script counts the starts of a run
+
 
 def short(text: str) -> str:
     """`text` for a message: a list of a thousand nodes is cut."""

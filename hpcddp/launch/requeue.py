@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcddp.cluster.job_names import requeue_target
+from hpcddp.cluster.variables import ATTEMPT_VARIABLE
 from hpcddp.config.layout import EXIT_AGAIN, EXIT_DONE, EXIT_FAILED
 from hpcddp.config.schema import RunConfig
 from hpcddp.config.write import read_config
@@ -49,11 +50,11 @@ def finish_attempt(
     `RunDir.handled` of the attempt is there afterwards unless Slurm stayed silent: without it the
     script requeues by itself what has saved and left with 75.
     """
-    attempt, is_handled = int(environ.get("HPCDDP_ATTEMPT", "0")), True
-    code = refusal_code(run_dir, attempt, environ)
+    attempt = int(environ.get(ATTEMPT_VARIABLE, "0"))
+    code, is_handled = refusal_code(run_dir, attempt, environ), True
     if code is None:  # else the run is another job's
         code, is_handled = _finish(run_dir, exit_code, attempt, environ, terminated)
-    if is_handled and "HPCDDP_ATTEMPT" in environ:
+    if is_handled and ATTEMPT_VARIABLE in environ:
         with suppress(OSError):
             run_dir.handled(attempt).touch()
     return code
