@@ -186,8 +186,8 @@ def affinity(facts: Facts) -> Verdict:
 
 def gpus_seen(facts: Facts) -> Verdict:
     seen, together = facts["gpus_seen"], facts["local_world_size"]
-    if isinstance(seen, str):  # why nobody need know
-        return not_testable(seen)
+    if seen is None:
+        return not_testable(facts["not_seen_because"])
     if seen == 1 < together:
         return warn(
             f"each of {together} processes sees one GPU and not its neighbours'",

@@ -135,17 +135,18 @@ def _with_names(
 def _torch_facts(device: torch.device, facts: Mapping[str, Any]) -> dict[str, Any]:
     """What only a process with torch can say of itself."""
     versions = {**facts["versions"], "torch": str(torch.__version__)}
-    uuid, gpus_seen = None, "this process uses no GPU"
+    uuid, gpus_seen, not_seen_because = None, None, "this process uses no GPU"
     if device.type == "cuda":
         versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
         uuid = str(torch.cuda.get_device_properties(device).uuid)
-        reaches_all = "RCCL reaches GPUs that a process does not see"
-        gpus_seen = reaches_all if torch.version.hip else torch.cuda.device_count()
+        gpus_seen = None if torch.version.hip else torch.cuda.device_count()
+        not_seen_because = "RCCL reaches GPUs that a process does not see"
     return {
         "threads": torch.get_num_threads(),
         "versions": versions,
         "device_uuid": uuid,
         "gpus_seen": gpus_seen,
+        "not_seen_because": not_seen_because if gpus_seen is None else "",
         "worker_cpus": _cores_of_a_worker(),
     }
 

@@ -41,8 +41,10 @@ def test_a_process_that_has_no_device_says_which_gpu_is_lost(monkeypatch):
     assert told.value.code == "no_gpu"
 
 
-@pytest.mark.parametrize(("hip", "seen"), [(None, 1), ("7.0", "RCCL reaches GPUs that a process")])
-def test_how_many_gpus_a_process_sees_says_nothing_of_rccl(monkeypatch, hip, seen):
+@pytest.mark.parametrize(
+    ("hip", "seen", "because"), [(None, 1, ""), ("7.0", None, "RCCL reaches GPUs that a process")]
+)
+def test_how_many_gpus_a_process_sees_says_nothing_of_rccl(monkeypatch, hip, seen, because):
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27))
@@ -50,6 +52,7 @@ def test_how_many_gpus_a_process_sees_says_nothing_of_rccl(monkeypatch, hip, see
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(job_doctor, "_cores_of_a_worker", lambda: None)
     facts = job_doctor._torch_facts(torch.device("cuda", 0), {"versions": {}})
-    assert str(facts["gpus_seen"]).startswith(str(seen))
+    assert facts["gpus_seen"] == seen
+    assert facts["not_seen_because"][:32] == because
     cpu = job_doctor._torch_facts(torch.device("cpu"), {"versions": {}})
-    assert cpu["gpus_seen"] == "this process uses no GPU"
+    assert (cpu["gpus_seen"], cpu["not_seen_because"]) == (None, "this process uses no GPU")
