@@ -106,15 +106,16 @@ class Host:
         then the others that are in the same subnet as `address`.
         """
         there = ipaddress.ip_address(address)
-        routes = [(ipaddress.ip_network(route.network), route) for route in self.routes]
-        routes = [(network, route) for network, route in routes if there in network]
-        routes.sort(key=lambda each: (-each[0].prefixlen, each[1].metric))
-        found = [self.named(route.interface) for net, route in routes if net == routes[0][0]]
-        return [
-            each
-            for number, each in enumerate(dict.fromkeys(found))
-            if each and (number == 0 or each.is_in(routes[0][0]))
-        ]
+        networks = [(ipaddress.ip_network(route.network), route) for route in self.routes]
+        ways = [(network, route) for network, route in networks if there in network]
+        if not ways:
+            return []
+        ways.sort(key=lambda way: (-way[0].prefixlen, way[1].metric))
+        subnet = ways[0][0]
+        named = (self.named(way.interface) for network, way in ways if network == subnet)
+        first, *others = dict.fromkeys(named)
+        beside = [each for each in others if each and each.is_in(subnet)]
+        return [first, *beside] if first else beside
 
     def listing(self) -> str:
         """The interfaces for a message; those of containers are only worth their names."""

@@ -109,13 +109,13 @@ def _without_words(row: Row) -> str:
         return ""
     between = row.get("no_sync_exposed_interval")
     low, high = between or (alone, alone)
-    way, low, high = ("longer", -high, -low) if high < 0 else ("shorter", low, high)
-    bounds = f"95 %: {_percent(low)} to {_percent(high)}"
-    if low <= 0:
-        said, bounds = "as long, within noise", f"{bounds} {way}"
+    way, least, most = ("longer", -high, -low) if high < 0 else ("shorter", low, high)
+    bounds = f"95 %: {_percent(least)} to {_percent(most)}"
+    if least <= 0:
+        details, said = f"{bounds} {way}", "as long, within noise"
     else:
-        said = f"{_percent(abs(alone))} {way}"
-    return f"; a step that exchanges nothing is {said}{f' ({bounds})' if between else ''}"
+        details, said = bounds, f"{_percent(abs(alone))} {way}"
+    return f"; a step that exchanges nothing is {said}{f' ({details})' if between else ''}"
 
 
 def totals_words(row: Row) -> str:
