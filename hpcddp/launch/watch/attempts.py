@@ -16,8 +16,8 @@ _ENDINGS = ("finished", "requeued", "cancelled", "failed", "ended")
 class Attempt:
     """One start of a run. `end` says why it ended, "" while it goes on.
 
-    `steps_lost` were done and had to be done again: known once the next attempt has begun, and
-    exact to `log.every_steps`. Times are Unix seconds; what is not known is None.
+    `steps_lost` were done and had to be done again: known once a later attempt has done a step,
+    and exact to `log.every_steps`. Times are Unix seconds; what is not known is None.
     """
 
     attempt: int
@@ -35,8 +35,8 @@ def attempts_of(events: Sequence[Record], run_state: str) -> list[Attempt]:
     numbers = sorted({event["attempt"] for event in events if event.get("attempt") is not None})
     groups = [[event for event in events if event.get("attempt") == n] for n in numbers]
     found = [
-        _attempt(number, own, following)
-        for number, own, following in zip(numbers, groups, [*groups[1:], []], strict=False)
+        _attempt(number, own, groups[index + 1 :])
+        for index, (number, own) in enumerate(zip(numbers, groups, strict=True))
     ]
     if found and run_state in ("finished", "failed", "cancelled"):
         end = found[-1].end if run_state == "failed" and found[-1].end else run_state
@@ -44,16 +44,16 @@ def attempts_of(events: Sequence[Record], run_state: str) -> list[Attempt]:
     return found
 
 
-def _attempt(number: int, own: Sequence[Record], following: Sequence[Record]) -> Attempt:
+def _attempt(number: int, own: Sequence[Record], later: Sequence[Sequence[Record]]) -> Attempt:
     began = _value("began", own, own[0].get("time"))
     ended = _end_event(own)
     return Attempt(
         attempt=number,
         job_id=_value("job_id", own),
-        end=_end(own, ended) or (_early_reason(own) if following else ""),
+        end=_end(own, ended) or (_early_reason(own) if later else ""),
         began_time=began,
         ended_time=ended.get("time") if ended and ended["event"] != "ended" else None,
-        steps_lost=_steps_lost(following),
+        steps_lost=_steps_lost(own, later),
         signal_to_exit_s=_seconds(
             _value("signal_time", own, _time_of("signal", own)), _exit_time(own)
         ),
@@ -92,13 +92,19 @@ def _early_reason(own: Sequence[Record]) -> str:
     return next((str(event.get("reason", _NOT_KNOWN)) for event in told), _NOT_KNOWN)
 
 
-def _steps_lost(following: Sequence[Record]) -> int | None:
-    """What the next attempt found done, less where it went on."""
-    kinds = {event["event"]: event for event in following}
-    reached = kinds.get("launched", {}).get("last_step")
-    if reached is None or "first_step" not in kinds:
+def _steps_lost(own: Sequence[Record], later: Sequence[Sequence[Record]]) -> int | None:
+    """What the next attempt found done, less where the next one to do a step went on."""
+    found = (_value("last_step", following) for following in later)
+    reached = next((step for step in found if step is not None), None)
+    if reached is None:
         return None
-    return max(0, reached - kinds.get("resumed", {}).get("step", 0))
+    if _time_of("first_step", own) is None:
+        return 0  # what was found done is of attempts before
+    for following in later:
+        if _time_of("first_step", following) is not None:
+            resumed = [event["step"] for event in following if event["event"] == "resumed"]
+            return max(0, reached - (resumed[-1] if resumed else 0))
+    return None
 
 
 def _exit_time(own: Sequence[Record]) -> float | None:

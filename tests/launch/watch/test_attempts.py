@@ -49,6 +49,23 @@ def test_the_steps_after_the_last_checkpoint_are_lost_with_a_killed_attempt():
     assert (first.end, first.steps_lost, first.ended_time) == ("node failure", 10, None)
 
 
+def test_steps_are_lost_with_the_attempt_that_did_them_whoever_does_them_again():
+    events = [
+        event("launched", 0, 100.0),
+        event("first_step", 0, 101.0),
+        event("launched", 1, 110.0, last_step=30),
+        event("resumed", 1, 111.0, step=20),  # and is stopped before its first step
+        event("launched", 2, 120.0, last_step=30),
+    ]
+    assert [each.steps_lost for each in attempts_of(events, "running")] == [None, 0, None]
+    again = [event("resumed", 2, 121.0, step=20), event("first_step", 2, 122.0)]
+    lost = [each.steps_lost for each in attempts_of([*events, *again], "running")]
+    assert lost == [10, 0, None]
+    del events[2]["last_step"]  # it was killed before it could look
+    lost = [each.steps_lost for each in attempts_of([*events, *again], "running")]
+    assert lost == [10, 0, None]
+
+
 @pytest.mark.parametrize(
     ("last", "run_state", "end"),
     [
