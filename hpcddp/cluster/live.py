@@ -113,6 +113,17 @@ def preempt_mode_of(partition: str, ask: Ask = ask_slurm) -> str:
     return modes.get(partition, "")
 
 
+def grace_of(partition: str, ask: Ask = ask_slurm) -> int:
+    """Seconds that Slurm leaves a preempted job of that partition; 0 also where that is not for
+    partitions to say.
+    """
+    config = _config(ask(["scontrol", "show", "config"]))
+    if config.get("PreemptType") != "preempt/partition_prio":
+        return 0
+    graces = {part["PartitionName"]: part.get("GraceTime", "") for part in _partitions(config, ask)}
+    return _number(graces.get(partition, "")) or 0
+
+
 def _partitions(config: Mapping[str, str], ask: Ask) -> list[dict[str, str]]:
     """The fields of each partition. Where partitions take from each other by their tier, none takes
     from the highest, though it may print the mode that is the whole cluster's. The highest may be

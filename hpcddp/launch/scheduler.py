@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hpcddp.cluster.live import preempt_mode_of
+from hpcddp.cluster.live import grace_of, preempt_mode_of
 from hpcddp.cluster.scrub import query_environment
 
 # A controller that lives answers within MessageTimeout, 10 s by default; the tools themselves
@@ -177,11 +177,16 @@ def parse_show_job(job_id: str, text: str) -> JobInfo:
 
 def requeues_preempted(partition: str) -> bool:
     """True where Slurm ends jobs of that partition for others, and starts them again later."""
+    return bool(partition) and preempt_mode_of(partition, _ask_deaf) == "REQUEUE"
 
-    def ask(words: Sequence[str]) -> str:
-        return _run([*_DEAF, *words], _TIMEOUT_S).text
 
-    return bool(partition) and preempt_mode_of(partition, ask) == "REQUEUE"
+def leaves_grace(partition: str) -> bool:
+    """True where Slurm leaves a preempted job of that partition time before it ends it."""
+    return bool(partition) and grace_of(partition, _ask_deaf) > 0
+
+
+def _ask_deaf(words: Sequence[str]) -> str:
+    return _run([*_DEAF, *words], _TIMEOUT_S).text
 
 
 def restarted_nodes(nodes: Sequence[str], since: float) -> list[str]:

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any
 
 from hpcddp.cluster.job_names import requeue_target, restart_count
-from hpcddp.launch.scheduler import JobInfo, requeues_preempted, show_job
+from hpcddp.launch.scheduler import JobInfo, leaves_grace, requeues_preempted, show_job
 from hpcddp.launch.slurm_tool import is_silence
 
 _ENDING = ("COMPLETING", "CANCELLED", "PREEMPTED", "TIMEOUT")
@@ -75,6 +75,9 @@ def ask_stop_reason(environ: Mapping[str, str], warn_before_s: int) -> SlurmSays
     """Ask Slurm about the job this process is a part of."""
     job = show_job(requeue_target(environ))
     reason = stop_reason(job, restart_count(environ), warn_before_s, time.time())
+    looks_so = reason is StopReason.PREEMPTED and job.state in ("COMPLETING", "CANCELLED")
+    if looks_so and leaves_grace(job.partition):
+        reason = StopReason.CANCELLED  # in the second of the preemption, which ends nothing yet
     return SlurmSays(
         reason,
         job.end_time,

@@ -6,7 +6,13 @@ import pytest
 import yaml
 
 from hpcddp.launch.scheduler import JobInfo, parse_show_job
-from hpcddp.launch.stop_reason import SlurmSays, StopReason, settle_reason, stop_reason
+from hpcddp.launch.stop_reason import (
+    SlurmSays,
+    StopReason,
+    ask_stop_reason,
+    settle_reason,
+    stop_reason,
+)
 
 CASES = yaml.safe_load((Path(__file__).parents[1] / "cases/stop_reasons.yaml").read_text())
 NOW = 1_800_000_000
@@ -27,6 +33,34 @@ def test_every_reason_has_a_case():
 def test_the_preemption_time_is_read(text, time):
     lines = f"JobId=7 JobName=x PreemptTime=5\n   JobState=RUNNING\n   PreemptTime={text} X=1\n"
     assert parse_show_job("7", lines).preempt_time == time
+
+
+@pytest.mark.parametrize(
+    ("state", "grace", "preempt_type", "reason"),
+    [
+        ("COMPLETING", "20", "partition_prio", StopReason.CANCELLED),
+        ("CANCELLED", "20", "partition_prio", StopReason.CANCELLED),
+        ("PREEMPTED", "20", "partition_prio", StopReason.PREEMPTED),  # Slurm is sure
+        ("COMPLETING", "0", "partition_prio", StopReason.PREEMPTED),
+        ("COMPLETING", "20", "qos", StopReason.PREEMPTED),  # what partitions say does not count
+    ],
+)
+def test_a_job_that_ends_when_its_grace_begins_was_cancelled(
+    tmp_path, monkeypatch, state, grace, preempt_type, reason
+):
+    (tmp_path / "scontrol").write_text(
+        f"""#!/bin/sh
+case "$*" in
+*"show job"*) printf 'JobId=7\n JobState={state} Restarts=0 EndTime={NOW}\n'
+    printf ' PreemptTime={NOW} Partition=p\n' ;;
+*config*) echo 'PreemptType = preempt/{preempt_type}' ;;
+*partition*) echo 'PartitionName=p PriorityTier=1 GraceTime={grace}' ;;
+esac
+"""
+    )
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert ask_stop_reason({"SLURM_JOB_ID": "7"}, 120).reason is reason
 
 
 PREEMPTED_EARLY = {"reason": "preempted", "end_time": NOW + 20}

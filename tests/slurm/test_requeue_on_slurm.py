@@ -246,8 +246,8 @@ def test_where_the_last_act_fails_the_shell_requeues(hpcddp, cluster, start, fin
 
 
 # Moments at which a user cancels. The last act takes some tenths of a second on a busy machine.
-MOMENTS = ("submitted", "running", "last_act", "requeued")
-PARTITIONS = {"in_grace": ["resources.partition=preempt-grace"]}
+MOMENTS = ("submitted", "running", "last_act", "requeued", "preempted")
+PARTITIONS = dict.fromkeys(("preempted", "in_grace"), ("resources.partition=preempt-grace",))
 
 
 def cancel_at(moment, draw, hpcddp, cluster, name, job_id, by_hpcddp):
@@ -262,6 +262,11 @@ def cancel_at(moment, draw, hpcddp, cluster, name, job_id, by_hpcddp):
     elif moment == "last_act":
         cluster.run(["scancel", "--signal=TERM", job_id])  # to the processes only: they leave
         time.sleep(draw.uniform(0, 1.0))
+    elif moment == "preempted":  # in the same second, so that Slurm has two equal times
+        cluster.preempt(job_id, hold_s=1)
+        cluster.wait_until(
+            lambda: "not preempted" if cluster.show(job_id)["PreemptTime"] == "None" else "", 30
+        )
     elif moment == "in_grace":
         cluster.preempt(job_id, hold_s=1)
         time.sleep(draw.uniform(0, 3.0))
@@ -311,7 +316,7 @@ def test_a_cancelled_run_never_comes_back(hpcddp, cluster, tmp_path, by_hpcddp):
 @pytest.mark.slow
 @pytest.mark.parametrize("by_hpcddp", [False, True], ids=["scancel", "hpcddp_cancel"])
 def test_a_cancelled_run_never_comes_back_in_many_trials(hpcddp, cluster, tmp_path, by_hpcddp):
-    moments = [*MOMENTS, "in_grace"] * 20
+    moments = [*MOMENTS, "in_grace"] * 17
     trials = [*enumerate(moments)]
     while trials:  # Slurm forgets an ended job after some minutes
         now, trials = trials[:10], trials[10:]
