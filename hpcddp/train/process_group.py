@@ -13,8 +13,9 @@ import torch.distributed as dist
 
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.errors import HpcddpError
+from hpcddp.train.agent_store import meet_in_store
 from hpcddp.train.background import Background
-from hpcddp.train.rendezvous import meet, meet_in_store, not_joined
+from hpcddp.train.rendezvous import meet, not_joined
 
 T = TypeVar("T")
 
