@@ -31,7 +31,7 @@ from hpcddp.config.schema import RunConfig
 from hpcddp.config.write import read_config
 from hpcddp.errors import HpcddpError
 from hpcddp.launch.history import since_sent
-from hpcddp.launch.refusal import mark_refusal
+from hpcddp.launch.refusal import is_refused, mark_refusal
 from hpcddp.launch.sizes import threads_of_process
 from hpcddp.launch.witness import attend
 from hpcddp.leave import leave
@@ -257,20 +257,11 @@ def fail(
     elif code != EXIT_INTERRUPTED:
         traceback.print_exception(error)
     if run_dir is not None:
-        if _is_refused(error, run_dir, layout):  # the run is in other hands, whose story it tells
+        if is_refused(error, run_dir, layout):  # the run is in other hands, whose story it tells
             mark_refusal(run_dir, code, environ)
         else:
             _record_failure(run_dir, layout, error, code)
     return code
-
-
-def _is_refused(error: BaseException, run_dir: RunDir, layout: ProcessLayout | None) -> bool:
-    """Told so in the main process; another one has waited in vain for that."""
-    from hpcddp.train.ownership import NOT_OURS, is_of_another_job
-
-    code = getattr(error, "code", None)
-    waited = code == "rendezvous" and layout is not None and not layout.is_main
-    return code in NOT_OURS or (waited and is_of_another_job(run_dir, layout))
 
 
 def exit_code_of(error: BaseException) -> int:
