@@ -1,5 +1,6 @@
 """How processes find each other below torchrun, whose agent keeps a store for them."""
 
+import socket
 import time
 from datetime import timedelta
 
@@ -10,6 +11,7 @@ from hpcddp.config.layout import ProcessLayout
 from hpcddp.errors import HpcddpError
 from hpcddp.train.rendezvous import own_place
 
+_ASK_TIMEOUT_S = 2.0  # for one connection; the deadline counts above it
 _PAUSE_S = 0.1
 _ARRIVED = "arrived"
 
@@ -24,21 +26,37 @@ def meet_in_store(layout: ProcessLayout, timeout_s: float) -> Store:
     deadline = time.monotonic() + timeout_s
     place = ("env://", layout.global_rank, layout.world_size)
     try:
-        agents, _, _ = next(rendezvous(*place, timeout=timedelta(seconds=timeout_s)))
+        if not layout.is_main:  # which may have to keep the store itself
+            _wait_for_listener(layout, deadline)
+        limit = timedelta(seconds=max(_ASK_TIMEOUT_S, deadline - time.monotonic()))
+        agents, _, _ = next(rendezvous(*place, timeout=limit))
         store = PrefixStore(f"hpcddp/{layout.elastic_restarts}", agents)
         num_here = store.add(_ARRIVED, 1)
         while num_here < layout.world_size and time.monotonic() < deadline:
             time.sleep(_PAUSE_S)
             num_here = store.add(_ARRIVED, 0)
-    except DistError as error:
+    except (OSError, DistError) as error:
         raise _store_not_reached(layout, error) from error
     if num_here < layout.world_size:
         raise _others_not_here(layout, num_here, timeout_s)
     return store
 
 
-def _store_not_reached(layout: ProcessLayout, error: DistError) -> HpcddpError:
-    said = str(error).strip().partition("\n")[0]
+def _wait_for_listener(layout: ProcessLayout, deadline: float) -> None:
+    """Raises OSError at the deadline; torch's client would go on beyond it and not say why."""
+    while True:
+        try:
+            address = (layout.master_addr, layout.master_port)
+            socket.create_connection(address, timeout=_ASK_TIMEOUT_S).close()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_PAUSE_S)
+
+
+def _store_not_reached(layout: ProcessLayout, error: Exception) -> HpcddpError:
+    said = getattr(error, "strerror", None) or str(error).partition("\n")[0].rstrip(".")
     return HpcddpError(
         f"Rank {layout.global_rank} of {layout.world_size} could not reach the store of torchrun "
         f"at {layout.master_addr}:{layout.master_port}: {said}. Likely causes: torchrun has ended "
