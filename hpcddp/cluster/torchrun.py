@@ -35,7 +35,7 @@ def layout_from_torchrun(environ: Mapping[str, str]) -> ProcessLayout:
     num_nodes, num_nodes_source = _num_nodes(environ, world_size, local_world_size)
     node_rank, node_rank_source = _node_rank(environ, num_nodes, local_world_size)
     hosts, hosts_source = _hosts(environ, num_nodes)
-    in_slurm = in_job(environ)
+    in_slurm, elastic_restarts = in_job(environ), _elastic_restarts(environ)
     layout = ProcessLayout(
         global_rank=_rank(environ, "RANK", world_size),
         world_size=world_size,
@@ -50,7 +50,8 @@ def layout_from_torchrun(environ: Mapping[str, str]) -> ProcessLayout:
         launcher="torchrun",
         job_key=job_key(environ) if in_slurm else environ["TORCHELASTIC_RUN_ID"].strip(),
         # Slurm's count where there is one: torchrun's own starts again at 0 after a requeue.
-        restart_count=restart_count(environ) if in_slurm else _elastic_restarts(environ),
+        restart_count=restart_count(environ) if in_slurm else elastic_restarts,
+        elastic_restarts=elastic_restarts,
         sources={
             "global_rank": "RANK",
             "world_size": "WORLD_SIZE",

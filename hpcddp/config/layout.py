@@ -15,9 +15,9 @@ class ProcessLayout:
     for the CPU. `more_ports` are what all ranks try, in this order, when `master_port` is taken;
     empty if somebody chose the port. `requeue_target` is what `scontrol requeue`
     takes (`123`, `123_4`), or None outside Slurm. `job_key` names job, array index and step;
-    `restart_count` how often this job was requeued; `attempt` numbers the starts of the run over
-    all its jobs, from 0. `sources` says for each field which variable
-    it came from.
+    `restart_count` how often this job was requeued, `elastic_restarts` how often torchrun has
+    started its workers anew since; `attempt` numbers the starts of the run over all its jobs, from
+    0. `sources` says for each field which variable it came from.
     """
 
     global_rank: int = 0
@@ -35,6 +35,7 @@ class ProcessLayout:
     launcher: str = "single"  # slurm, torchrun, local or single
     job_key: str = "single"
     restart_count: int = 0
+    elastic_restarts: int = 0
     attempt: int = 0
     sources: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()

@@ -159,22 +159,6 @@ def since_submission(events: Sequence[Record]) -> Sequence[Record]:
     return events[next(early, begin) :]
 
 
-def without_refused(events: Sequence[Record]) -> Sequence[Record]:
-    """The events but for those of a start to which the run was refused: of that neither the main
-    process nor the batch script says a word, only other processes that did not know yet.
-    """
-    told = [e["attempt"] for e in events if "attempt" in e and not _is_of_another_process(e)]
-    newest = max(told, default=None)
-    if newest is None:
-        return events
-    is_later = (_is_of_another_process(e) and e.get("attempt", 0) > newest for e in events)
-    return [event for event, is_out in zip(events, is_later, strict=True) if not is_out]
-
-
-def _is_of_another_process(event: Record) -> bool:
-    return bool(event.get("global_rank") or event.get("node_rank"))
-
-
 def newest_step(metrics_lines: Iterable[bytes]) -> int:
     """The highest step among lines of metrics.jsonl, 0 if there is none."""
     return max((record.get("step", 0) for record in json_objects(metrics_lines)), default=0)

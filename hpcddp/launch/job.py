@@ -11,6 +11,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hpcddp.cluster.devices import DEVICE_VARIABLE
@@ -31,7 +32,7 @@ from hpcddp.config.schema import RunConfig
 from hpcddp.config.write import read_config
 from hpcddp.errors import HpcddpError
 from hpcddp.launch.history import since_sent
-from hpcddp.launch.refusal import mark_refusal
+from hpcddp.launch.refusal import is_refused, mark_refusal
 from hpcddp.launch.sizes import threads_of_process
 from hpcddp.launch.witness import attend
 from hpcddp.leave import leave
@@ -153,12 +154,11 @@ def _work(
     owner: "Ownership",
 ) -> int:
     layout, network = with_network(layout, environ, uses_gloo=not config.command)
-    if network.reasons and _tells_all(layout):
-        place = {"attempt": layout.attempt, "node_rank": layout.node_rank}
-        run_dir.append_event("network", **place, choices=list(network.reasons))
+    tell_network = partial(_tell_network, run_dir, layout, network)
     # The one place that writes this process's environment, before torch is loaded.
     os.environ.update(network.variables)
     if config.command:
+        tell_network()
         threads = {"OMP_NUM_THREADS": str(threads_of_process(config.resources))}
         os.environ.update(chosen_note({**network.variables, **threads}))
         os.environ.update(rank_variables(layout) | {PROCESS_VARIABLE: str(os.getpid())})
@@ -166,7 +166,14 @@ def _work(
         _become(config.command, stop_flag)
     from hpcddp.train.loop import train
 
-    return train(config, layout, run_dir, stop_flag, owner)
+    # Until all have met the run may be another job's, and only the main process would know.
+    return train(config, layout, run_dir, stop_flag, owner, tell_network)
+
+
+def _tell_network(run_dir: RunDir, layout: ProcessLayout, network: Network) -> None:
+    if network.reasons and _tells_all(layout):
+        place = {"attempt": layout.attempt, "node_rank": layout.node_rank}
+        run_dir.append_event("network", **place, choices=list(network.reasons))
 
 
 def _tells_all(layout: ProcessLayout) -> bool:
@@ -257,20 +264,11 @@ def fail(
     elif code != EXIT_INTERRUPTED:
         traceback.print_exception(error)
     if run_dir is not None:
-        if _is_refused(error, run_dir, layout):  # the run is in other hands, whose story it tells
+        if is_refused(error, run_dir, layout):  # the run is in other hands, whose story it tells
             mark_refusal(run_dir, code, environ)
         else:
             _record_failure(run_dir, layout, error, code)
     return code
-
-
-def _is_refused(error: BaseException, run_dir: RunDir, layout: ProcessLayout | None) -> bool:
-    """Told so in the main process; another one has waited in vain for that."""
-    from hpcddp.train.ownership import NOT_OURS, is_of_another_job
-
-    code = getattr(error, "code", None)
-    waited = code == "rendezvous" and layout is not None and not layout.is_main
-    return code in NOT_OURS or (waited and is_of_another_job(run_dir, layout))
 
 
 def exit_code_of(error: BaseException) -> int:

@@ -61,8 +61,10 @@ def _explain_predecessor(layout: ProcessLayout, run_dir: RunDir) -> None:
     """An attempt that a lost node or SIGKILL has ended could not say so itself."""
     if not layout.requeue_target or not layout.restart_count:
         return
-    own = [event for event in run_dir.read_events() if event.get("attempt") == layout.attempt - 1]
-    if _has_told_end(own):
+    events = run_dir.read_events()
+    predecessor = _newest_launch_before(layout, events)
+    own = [event for event in events if event.get("attempt") == predecessor]
+    if predecessor is None or _has_told_end(own):
         return
     hosts = next((event["hosts"] for event in own if event.get("hosts")), ())
     began = next((event["began"] for event in own if "began" in event), time.time())
@@ -71,7 +73,16 @@ def _explain_predecessor(layout: ProcessLayout, run_dir: RunDir) -> None:
         reason = _NODE_FAILURE
     elif lost := restarted_nodes(hosts, began):  # for whatever reason: an update of Slurm is one
         reason = _NODE_RESTART
-    run_dir.append_event("ended", attempt=layout.attempt - 1, reason=reason, lost_nodes=lost)
+    run_dir.append_event("ended", attempt=predecessor, reason=reason, lost_nodes=lost)
+
+
+def _newest_launch_before(layout: ProcessLayout, events: Sequence[Record]) -> int | None:
+    """This job's newest attempt before this one that has written a word. One in between has not:
+    the run was refused to it, or it was ended too early.
+    """
+    launches = (e for e in events if e["event"] == "launched" and e.get("job_id") == layout.job_id)
+    earlier = (e["attempt"] for e in launches if e.get("attempt", layout.attempt) < layout.attempt)
+    return max(earlier, default=None)
 
 
 def _has_told_end(events: Sequence[Record]) -> bool:

@@ -6,6 +6,7 @@ Shapes: n images of one micro-batch, c = 3 channels, h = w = image_size.
 import logging
 import math
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import torch
@@ -41,13 +42,14 @@ def train(
     run_dir: RunDir,
     stop_flag: StopFlag,
     owner: Ownership | None = None,
+    once_met: Callable[[], None] = lambda: None,
 ) -> int:
     """Do this process's part of the run; 0 when it is finished, 75 when it stopped early.
 
     Goes on from the newest checkpoint in the run directory. `owner` is what the main process may
-    have claimed the run with already. Raises HpcddpError for what the user can put right. After
-    any exception leave the process without cleaning up: that could wait for another one that is
-    gone. Collective.
+    have claimed the run with already; `once_met` is called when all processes are there. Raises
+    HpcddpError for what the user can put right. After any exception leave the process without
+    cleaning up: that could wait for another one that is gone. Collective.
     """
     logging.getLogger(__package__).setLevel(logging.INFO if layout.is_main else logging.WARNING)
     check_early(config, layout)
@@ -57,7 +59,7 @@ def train(
     record_collectives(config.train.hang_timeout_s)
     with leave_if_told(stop_flag):
         timeout_s = config.train.rendezvous_timeout_s
-        ranks = open_ranks(layout, device, timeout_s, stop_flag.leave_together)
+        ranks = open_ranks(layout, device, timeout_s, once_met, stop_flag.leave_together)
     stop_flag.rearm()  # NCCL, for one, has been seen to replace handlers
     vote, owner = StopVote(ranks, stop_flag), owner or Ownership(run_dir, layout)
     watchdog = Watchdog(layout, run_dir, config.train.hang_timeout_s)

@@ -85,7 +85,7 @@ class Ownership:
             return
         if _is_older(self._mine, owner):
             raise self._superseded(owner)
-        if not _succeeds(self._mine, owner) and self._lives(owner):
+        if not _succeeds(self._mine, owner) and _lives(owner, self._path, self._silent_s):
             raise self._in_use(owner)
 
     def check(self) -> None:
@@ -125,17 +125,6 @@ class Ownership:
             except OSError:
                 continue  # the file system may come back
 
-    def _lives(self, owner: Mapping[str, Any]) -> bool:
-        """True if the owner is there; on its own host at once, elsewhere if it touches its file."""
-        if owner.get("host") == socket.gethostname() and owner.get("boot") == _boot_id():
-            return _process_start(owner.get("pid", 0)) == owner.get("process_start")
-        before, deadline = _last_touch(self._path), time.monotonic() + self._silent_s
-        while time.monotonic() < deadline:
-            time.sleep(min(1.0, self._silent_s / 10))
-            if _last_touch(self._path) != before:
-                return True
-        return False
-
     def _superseded(self, owner: Mapping[str, Any]) -> HpcddpError:
         return HpcddpError(
             f"Run `{self._run}` now belongs to {_words(owner)}. This is {_words(self._mine)}, an "
@@ -162,12 +151,20 @@ def take_over(owner: Ownership, run_dir: RunDir) -> None:
     remove_left_overs(run_dir.checkpoints)
 
 
-def is_of_another_job(run_dir: RunDir, layout: ProcessLayout) -> bool:
-    """True where a job that is not this process's has claimed the run and not given it free."""
+def is_of_another_job(
+    run_dir: RunDir, layout: ProcessLayout, *, silent_s: float = _SILENT_S
+) -> bool:
+    """True where a job that is not this process's trains the run. Waits where a claim does."""
+    path = run_dir.path / "owner.json"
     with suppress(OSError):
-        owner = _read(run_dir.path / "owner.json") or {"released": True}
-        return not owner.get("released") and owner.get("job") != layout.job_id
+        owner = _read(path) or {}
+        if _is_of_another_job(owner, layout) and _lives(owner, path, silent_s):
+            return _is_of_another_job(_read(path) or {}, layout)  # who touched it may be our own
     return False
+
+
+def _is_of_another_job(owner: Mapping[str, Any], layout: ProcessLayout) -> bool:
+    return bool(owner) and not owner.get("released") and owner.get("job") != layout.job_id
 
 
 def _record_of(layout: ProcessLayout) -> dict[str, Any]:
@@ -197,6 +194,18 @@ def _succeeds(mine: Mapping[str, Any], owner: Mapping[str, Any]) -> bool:
 
 def _start_of(record: Mapping[str, Any]) -> tuple[int, int]:
     return record.get("restart_count", 0), record.get("attempt", 0)
+
+
+def _lives(owner: Mapping[str, Any], path: Path, silent_s: float) -> bool:
+    """True if the owner is there; on its own host at once, elsewhere if it touches its file."""
+    if owner.get("host") == socket.gethostname() and owner.get("boot") == _boot_id():
+        return _process_start(owner.get("pid", 0)) == owner.get("process_start")
+    before, deadline = _last_touch(path), time.monotonic() + silent_s
+    while time.monotonic() < deadline:
+        time.sleep(min(1.0, silent_s / 10))
+        if _last_touch(path) != before:
+            return True
+    return False
 
 
 def _words(record: Mapping[str, Any]) -> str:

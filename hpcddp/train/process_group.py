@@ -13,8 +13,9 @@ import torch.distributed as dist
 
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.errors import HpcddpError
+from hpcddp.train.agent_store import meet_in_store
 from hpcddp.train.background import Background
-from hpcddp.train.rendezvous import meet, meet_in_store, not_joined
+from hpcddp.train.rendezvous import meet, not_joined
 
 T = TypeVar("T")
 
@@ -54,18 +55,18 @@ def open_ranks(
     layout: ProcessLayout,
     device: torch.device,
     timeout_s: float,
-    once_met: Callable[[], None] | None = None,
+    *once_met: Callable[[], None],
 ) -> Ranks:
     """Meet the other processes of the job. Collective.
 
-    `once_met` is called when all are there, right before they depend on each other. Raises
-    HpcddpError `rendezvous` when they do not come within `timeout_s`.
+    `once_met` are called in turn when all are there, right before they depend on each other.
+    Raises HpcddpError `rendezvous` when they do not come within `timeout_s`.
     """
     store = None
     if layout.world_size > 1:
         store = (meet_in_store if layout.has_store else meet)(layout, timeout_s)
-    if once_met is not None:
-        once_met()
+    for act in once_met:
+        act()
     if store is None:
         return LoneProcess()
     group = RankGroup(layout)

@@ -12,11 +12,9 @@ import logging
 import socket
 import time
 from collections.abc import Iterator
-from datetime import timedelta
 
 import psutil
-from torch.distributed import DistError, Store, TCPStore
-from torch.distributed.rendezvous import rendezvous
+from torch.distributed import TCPStore
 
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.errors import HpcddpError
@@ -40,20 +38,6 @@ def meet(layout: ProcessLayout, timeout_s: float) -> TCPStore:
     if layout.is_main:
         return _receive_others(layout, deadline, timeout_s)
     return _find_main(layout, deadline, timeout_s)
-
-
-def meet_in_store(layout: ProcessLayout, timeout_s: float) -> Store:
-    """As `meet`, where torchrun's agent keeps the store. Collective."""
-    limit = timedelta(seconds=timeout_s)
-    place = ("env://", layout.global_rank, layout.world_size)
-    try:
-        store, _, _ = next(rendezvous(*place, timeout=limit))
-        if store.add("hpcddp/arrived", 1) == layout.world_size:
-            store.set(f"hpcddp/{_ALL_HERE}", "")
-        store.wait([f"hpcddp/{_ALL_HERE}"], limit)
-    except DistError as error:
-        raise not_joined(layout, timeout_s) from error
-    return store
 
 
 def _greeting(layout: ProcessLayout) -> str:
@@ -212,7 +196,7 @@ def _missing_words(layout: ProcessLayout, port: int, missing: set[int], timeout_
         f"{layout.master_addr}:{port} within {timeout_s:.0f} s. Likely causes: they failed before "
         "(see their logs: `hpcddp logs RUN --rank R`), they start later than that "
         f"(train.rendezvous_timeout_s), or their nodes cannot reach this address. "
-        f"{_own_place(layout.master_addr)}."
+        f"{own_place(layout.master_addr)}."
     )
 
 
@@ -226,7 +210,7 @@ def _main_not_found(
         f"tried: {tried}. Likely causes: rank 0 failed before or starts later "
         "(train.rendezvous_timeout_s; see `hpcddp logs RUN --rank 0`), the name resolves to an "
         "address that this node cannot reach, or a firewall between the nodes. "
-        f"{_own_place(layout.master_addr)}.",
+        f"{own_place(layout.master_addr)}.",
         "rendezvous",
     )
 
@@ -238,12 +222,12 @@ def not_joined(layout: ProcessLayout, timeout_s: float) -> HpcddpError:
         f"within {timeout_s:.0f} s. Likely causes: one of them has ended (`hpcddp logs RUN --rank "
         "all`), or the nodes use a network on which they cannot reach each other: the `Network:` "
         "lines of the log say which, HPCDDP_INTERFACE=NAME chooses another. "
-        f"{_own_place(layout.master_addr)}.",
+        f"{own_place(layout.master_addr)}.",
         "rendezvous",
     )
 
 
-def _own_place(address: str) -> str:
+def own_place(address: str) -> str:
     """Which of its addresses, on which interface, this host sends from to that address."""
     here = socket.gethostname()
     try:

@@ -7,9 +7,12 @@ import threading
 
 import pytest
 
+from hpcddp.cluster.network import Network
 from hpcddp.config.layout import ProcessLayout
+from hpcddp.config.schema import RunConfig
 from hpcddp.launch import job
 from hpcddp.launch.job import _tells_all
+from hpcddp.run_dir import RunDir
 from hpcddp.stop_flag import StopFlag
 
 BECOME = """
@@ -43,6 +46,24 @@ def test_the_first_process_of_each_host_tells_of_its_network(num_nodes, launcher
         for rank in range(4)
     ]
     assert [each.global_rank for each in layouts if _tells_all(each)] == tellers
+
+
+def test_the_run_is_told_of_the_network_only_once_all_processes_have_met(tmp_path, monkeypatch):
+    run_dir, before = RunDir(tmp_path), []
+    layout = ProcessLayout(1, 2, node_rank=1, num_nodes=2, launcher="slurm", attempt=3)
+    settled = layout, Network("n0", reasons=("GLOO_SOCKET_IFNAME=ib0: so",))
+
+    def train(config, layout, run_dir, stop_flag, owner, once_met):
+        before.extend(run_dir.read_events())
+        once_met()
+        return 0
+
+    monkeypatch.setattr(job, "with_network", lambda *_, **__: settled)
+    monkeypatch.setattr("hpcddp.train.loop.train", train)
+    assert job._work(RunConfig(), layout, run_dir, StopFlag(), {}, None) == 0
+    assert before == []
+    [told] = run_dir.read_events()
+    assert (told["event"], told["attempt"], told["node_rank"]) == ("network", 3, 1)
 
 
 class Told(StopFlag):

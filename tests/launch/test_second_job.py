@@ -14,6 +14,7 @@ from hpcddp.config.write import config_text
 from hpcddp.errors import HpcddpError
 from hpcddp.launch import requeue, stop_reason
 from hpcddp.launch.job import fail
+from hpcddp.launch.refusal import refusal_code
 from hpcddp.launch.requeue import finish_attempt
 from hpcddp.launch.scheduler import JobInfo
 from hpcddp.run_dir import RunDir
@@ -21,6 +22,7 @@ from hpcddp.train.ownership import Ownership
 
 STEP = STEP_OF_7 | {"SLURM_JOB_ID": "8"}
 STORY = ["submitted", "launched", "started"]
+NOT_MET = HpcddpError("rank 0 did not come", "rendezvous")
 
 
 @pytest.fixture
@@ -82,12 +84,24 @@ def test_a_refusal_that_cannot_be_noted_ends_the_process_all_the_same(living):
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
 
 
+@pytest.mark.parametrize("error", [NOT_MET, RuntimeError("no such device")])
 @pytest.mark.parametrize(("job", "is_told"), [("8", False), ("7", True)])
-def test_who_waits_in_vain_for_a_refused_main_process_tells_nothing_of_it(living, job, is_told):
-    error = HpcddpError("rank 0 did not come", "rendezvous")
+def test_who_fails_while_another_job_trains_the_run_tells_nothing_of_it(
+    living, job, is_told, error
+):
     place = ProcessLayout(1, 2, launcher="slurm", requeue_target=job)
     assert fail(error, living, place, {}) == 1
     assert kinds(living) == [*STORY, *["failed"] * is_told]
+
+
+def test_the_story_of_a_run_whose_owner_was_killed_is_told_by_the_next_job(living):
+    owner = living.path / "owner.json"
+    owner.write_text(json.dumps(json.loads(owner.read_text()) | {"process_start": "1"}))
+    place = ProcessLayout(1, 2, launcher="slurm", requeue_target="8", attempt=1)
+    environ = {"SLURM_JOB_ID": "8", "HPCDDP_ATTEMPT": "1"}
+    assert fail(NOT_MET, living, place, environ) == 1
+    assert kinds(living) == [*STORY, "failed"]
+    assert refusal_code(living, 1, environ) is None
 
 
 def test_a_plain_script_sent_twice_is_no_new_submission_of_the_living_run(living):

@@ -17,6 +17,10 @@ from hpcddp.stop_flag import StopFlag, StopNotice
 ON_SLURM = {"launcher": "slurm", "requeue_target": "7", "attempt": 1, "restart_count": 1}
 
 
+def launched(attempt, job_id="7", **fields):
+    return "launched", {"attempt": attempt, "job_id": job_id, **fields}
+
+
 class ToldLater(StopFlag):
     def wait(self):
         return StopNotice(signal.SIGTERM, 123.0)
@@ -70,14 +74,29 @@ def test_without_slurm_only_the_signal_is_noted(attend):
     ],
 )
 def test_an_attempt_that_left_no_word_is_explained(attend, hosts, began, reason):
-    before = [("launched", {"began": began}), ("started", {"hosts": hosts})]
-    events = attend(*((kind, fields | {"attempt": 0}) for kind, fields in before), **ON_SLURM)
+    before = [launched(0, began=began), ("started", {"attempt": 0, "hosts": hosts})]
+    events = attend(*before, **ON_SLURM)
     assert (events["ended"]["reason"], events["ended"]["attempt"]) == (reason, 0)
 
 
 def test_an_attempt_that_told_its_end_is_left_alone(attend):
     requeued = {"attempt": 0, "reason": "preempted"}
-    assert "ended" not in attend(("requeued", requeued), **ON_SLURM)
+    assert "ended" not in attend(launched(0), ("requeued", requeued), **ON_SLURM)
+
+
+def test_a_start_to_which_the_run_was_refused_comes_not_back_as_an_attempt(attend):
+    requeued = {"attempt": 0, "reason": "preempted"}
+    after_refused = ON_SLURM | {"attempt": 2}
+    assert "ended" not in attend(launched(0), ("requeued", requeued), **after_refused)
+
+
+def test_an_attempt_that_was_lost_before_another_was_refused_is_explained(attend):
+    ended = attend(launched(0), **ON_SLURM | {"attempt": 2})["ended"]
+    assert (ended["attempt"], ended["reason"]) == (0, "requeued by Slurm")
+
+
+def test_how_the_job_before_this_one_ended_is_not_for_this_one_to_say(attend):
+    assert "ended" not in attend(launched(0, job_id="6"), **ON_SLURM)
 
 
 _WAITS = """

@@ -68,8 +68,12 @@ def test_the_script_of_a_running_job_sent_again_is_refused_and_harms_nothing(hpc
     shown = cluster.show(second)
     assert (shown["Restarts"], shown["ExitCode"]) == ("0", "2:0")
     assert f"is being trained by job {job_id}" in hpcddp("logs", "r", "--attempt", "1").stdout
-    assert not hpcddp.events("r", "failed")
+    assert {event.get("attempt", 0) for event in hpcddp.events("r")} == {0}
     status = hpcddp.status("r")
     assert (status["state"], status["job_id"], status["attempt"]) == ("running", job_id, 0)
+    assert cluster.run(["scontrol", "requeue", job_id]).returncode == 0
+    hpcddp.wait_for_event("r", "first_step", 2, timeout=200)
+    attempts = hpcddp.status("r")["attempts"]
+    assert [(each["attempt"], each["job_id"]) for each in attempts] == [(0, job_id), (2, job_id)]
     assert hpcddp("cancel", "r").returncode == 0
     assert cluster.wait(job_id, "CANCELLED", timeout=120) == "CANCELLED"

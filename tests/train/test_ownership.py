@@ -17,7 +17,7 @@ from hpcddp.launch.job import exit_code_of
 from hpcddp.run_dir import RunDir
 from hpcddp.train import ownership
 from hpcddp.train.checkpoint import Retention, save_snapshot
-from hpcddp.train.ownership import Ownership, take_over
+from hpcddp.train.ownership import Ownership, is_of_another_job, take_over
 
 
 @pytest.fixture
@@ -108,6 +108,29 @@ def test_an_owner_on_another_host_that_is_silent_is_replaced(run_dir, claim):
     claim(job="7").release()
     pretend(run_dir, host="elsewhere", released=False)
     claim(job="8").check()
+
+
+def looks_like_another_jobs(run_dir, job):
+    place = ProcessLayout(1, 2, launcher="slurm", requeue_target=job)
+    return is_of_another_job(run_dir, place, silent_s=0.5)
+
+
+def test_a_run_is_another_jobs_only_while_that_lives(run_dir, claim):
+    owner = claim(job="7")
+    assert looks_like_another_jobs(run_dir, "8")
+    assert not looks_like_another_jobs(run_dir, "7")
+    pretend(run_dir, host="elsewhere")
+    assert looks_like_another_jobs(run_dir, "8")  # it touches its file
+    owner.release()
+    assert not looks_like_another_jobs(run_dir, "8")
+    pretend(run_dir, host="elsewhere", released=False)
+    assert not looks_like_another_jobs(run_dir, "8")
+
+
+def test_a_run_that_our_main_process_takes_over_just_now_is_ours(run_dir, claim, monkeypatch):
+    claim(job="7")
+    monkeypatch.setattr(ownership, "_lives", lambda *_: pretend(run_dir, job="8") or True)
+    assert not looks_like_another_jobs(run_dir, "8")
 
 
 def test_who_was_replaced_does_not_give_the_run_free(run_dir, claim):

@@ -9,10 +9,11 @@ import time
 
 import pytest
 import torch
+from torch.distributed import HashStore, TCPStore
 from train_ranks import before_call, free_ports, layouts, start
 
 from hpcddp.errors import HpcddpError
-from hpcddp.train import rendezvous
+from hpcddp.train import agent_store, rendezvous
 from hpcddp.train.process_group import open_ranks
 
 
@@ -147,35 +148,100 @@ def test_every_way_to_connect_ends_at_the_same_deadline(function):
     assert "HPCDDP_INTERFACE" in said
 
 
-def under_torchrun(layout):
+def under_torchrun(layout, **fields):
     """The layout of a process that finds its store by its variables."""
-    return dataclasses.replace(layout, launcher="torchrun")
+    return dataclasses.replace(layout, launcher="torchrun", **fields)
+
+
+def variables_of(layout):
+    """What torchrun's agent, which keeps the store, tells its workers."""
+    place = {"MASTER_ADDR": layout.master_addr, "MASTER_PORT": str(layout.master_port)}
+    return place | {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+
+
+@pytest.fixture
+def agent():
+    """A store like that of torchrun's agent, for the processes that know its port."""
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
 def when_met(layout, delay_s):
     """In a child: when this process came, and when it was told that all were there."""
-    os.environ.update(MASTER_ADDR=layout.master_addr, MASTER_PORT=str(layout.master_port))
+    os.environ.update(variables_of(layout))
     time.sleep(delay_s)
     came, told = time.monotonic(), []
     open_ranks(layout, torch.device("cpu"), 30, lambda: told.append(time.monotonic())).close()
     return came, told
 
 
-@pytest.mark.parametrize("place", [lambda layout: layout, under_torchrun])
-def test_nobody_is_told_that_all_are_there_before_the_last_one_has_come(place):
-    calls = [(place(layout), delay_s) for layout, delay_s in zip(layouts(2), (0, 1.0), strict=True)]
-    (_, first_told), (last_came, last_told) = start(when_met, calls).results()
+def check_meeting(places):
+    """The second process comes late, and nobody is told before it has come."""
+    calls = zip(places, (0, 1.0), strict=True)
+    (_, first_told), (last_came, last_told) = start(when_met, list(calls)).results()
     assert len(first_told) == len(last_told) == 1
     assert min(first_told + last_told) > last_came
 
 
-def test_who_waits_in_vain_at_the_store_of_torchrun_gives_up(monkeypatch):
-    layout = under_torchrun(layouts(2)[0])
-    monkeypatch.setenv("MASTER_ADDR", layout.master_addr)
-    monkeypatch.setenv("MASTER_PORT", str(layout.master_port))
-    with pytest.raises(HpcddpError, match="Rank 0 of 2 was not connected") as caught:
-        open_ranks(layout, torch.device("cpu"), 0.5)
+def test_nobody_is_told_that_all_are_there_before_the_last_one_has_come():
+    check_meeting(layouts(2))
+
+
+def test_workers_that_torchrun_has_started_anew_meet_anew_in_the_store_it_has_kept(agent):
+    for elastic_restarts in range(2):
+        places = layouts(2, ports=(agent.port,))
+        check_meeting([under_torchrun(each, elastic_restarts=elastic_restarts) for each in places])
+
+
+def why_not_met_in_store(monkeypatch, layout):
+    """What a process says that gives up after a second."""
+    for name, value in variables_of(layout).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(HpcddpError) as caught:
+        open_ranks(layout, torch.device("cpu"), 1.0)
     assert caught.value.code == "rendezvous"
+    return caught.value.message
+
+
+def test_who_waits_in_vain_at_the_store_of_torchrun_says_how_many_have_come(monkeypatch, agent):
+    layout = under_torchrun(layouts(3, ports=(agent.port,))[1])
+    said = why_not_met_in_store(monkeypatch, layout)
+    assert f"Only 1 of 3 processes came to the store of torchrun at 127.0.0.1:{agent.port}" in said
+    assert "while rank 1 waited for 1 s" in said
+
+
+def test_who_does_not_reach_the_store_of_torchrun_says_where_it_is(monkeypatch):
+    layout = under_torchrun(layouts(2)[1])
+    said = why_not_met_in_store(monkeypatch, layout)
+    place = f"127.0.0.1:{layout.master_port}"
+    refused = "Connection refused. Likely causes"
+    assert f"Rank 1 of 2 could not reach the store of torchrun at {place}: {refused}" in said
+
+
+class Clock:
+    """Stands for `time`."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+def test_who_has_reached_the_store_of_torchrun_late_waits_only_for_what_is_left(monkeypatch):
+    clock = Clock()
+
+    def reach(*place, timeout):
+        clock.sleep(20)
+        yield HashStore(), 0, 2
+
+    monkeypatch.setattr(agent_store, "time", clock)
+    monkeypatch.setattr(agent_store, "rendezvous", reach)
+    with pytest.raises(HpcddpError, match="Only 1 of 2"):
+        agent_store.meet_in_store(under_torchrun(layouts(2)[0]), 30.0)
+    assert 29 < clock.now < 31
 
 
 def test_the_main_process_names_who_is_missing():

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED
-from hpcddp.launch.history import Record, RunHistory, without_refused
+from hpcddp.launch.history import Record, RunHistory
 from hpcddp.launch.scheduler import JobInfo
 from hpcddp.launch.watch.attempts import Attempt, attempts_of
 from hpcddp.launch.watch.state import ENDED_STATES, Evidence, decide_state
@@ -64,7 +64,7 @@ class RunStatus:
 
 def status_of(history: RunHistory, job: JobInfo | None, now: float) -> RunStatus:
     """The status of a run from its files and what its scheduler says, if it says anything."""
-    events, submission, train = without_refused(history.current), history.submission, history.train
+    events, submission, train = history.current, history.submission, history.train
     has_log = history.run_dir.batch_log.exists()
     seen = Evidence(history.run_dir, events, job, now, history.last_write_time, has_log)
     state, reason = decide_state(seen)
@@ -93,7 +93,7 @@ def status_of(history: RunHistory, job: JobInfo | None, now: float) -> RunStatus
         started_time=started.get("time"),
         ended_time=_end_time(events, job) if has_ended else None,
         expected_start_time=job.start_time if job and job.state == "PENDING" else None,
-        attempts=tuple(attempts_of(without_refused(history.events), state)),
+        attempts=tuple(attempts_of(history.events, state)),
     )
 
 

@@ -182,23 +182,6 @@ def test_an_endless_error_is_cut_where_the_log_says_the_rest(tmp_path):
     assert "xxx…; see " in reason
 
 
-def test_a_start_that_was_refused_is_no_attempt_of_the_run(tmp_path):
-    """Its other processes have written before they knew; the job that trains goes on, and stops."""
-    run_dir = make_run(
-        tmp_path,
-        "submitted job_id=38",
-        "launched attempt=0 job_id=38",
-        "started attempt=0",
-        "network attempt=1 node_rank=1",
-        "failed attempt=1 global_rank=1 exit_code=1 error=x",
-    )
-    found = status(run_dir, JobInfo("38", "RUNNING", start_time=1000))
-    assert (found.state, found.reason, found.attempt) == ("running", "", 0)
-    assert [attempt.attempt for attempt in found.attempts] == [0]
-    run_dir.append_event("stopped", attempt=0, step=5)
-    assert status(run_dir, JobInfo("38", "COMPLETED")).state == "failed"
-
-
 def test_what_a_process_says_of_an_attempt_whose_main_process_is_silent_still_counts(tmp_path):
     run_dir = make_run(tmp_path, "submitted", "failed attempt=3 global_rank=1 exit_code=1 error=x")
     found = status(run_dir, JobInfo("38", "FAILED"))
