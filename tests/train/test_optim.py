@@ -56,4 +56,6 @@ def test_momentum_begins_at_zero_also_where_the_first_update_is_left_out():
     finally:
         torch.use_deterministic_algorithms(False)
     for parameter in model.parameters():
-        assert torch.equal(optimizer.state[parameter]["momentum_buffer"], torch.ones_like(parameter))
+        assert torch.equal(
+            optimizer.state[parameter]["momentum_buffer"], torch.ones_like(parameter)
+        )
