@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 from hpcddp_user import losses
+from interruptions import kill_slurmd, start_slurmd
 
 TINY = ("train.model=resnet18", "train.global_batch=8", "data.name=synthetic")
 TINY += (
@@ -58,6 +59,9 @@ def test_a_copy_on_a_frozen_node_commits_nothing_after_it_has_thawed(hpcddp, clu
     assert (status["state"], status["attempt"]) == ("running", 1)
     steps = losses(hpcddp.run_dir("r"))
     assert sorted(steps) == list(range(1, max(steps) + 1))
+    # Slurm asks a node that it has given up only now and then; a new daemon tells it.
+    kill_slurmd(cluster, node)
+    start_slurmd(cluster, node)
 
 
 def test_the_script_of_a_running_job_sent_again_is_refused_and_harms_nothing(hpcddp, cluster):

@@ -10,7 +10,7 @@ import sys
 import time
 
 import pytest
-from hpcddp_user import ROOT, processes_of
+from hpcddp_user import ROOT, SMALLEST, losses, processes_of
 from interruptions import kill_slurmd, start_slurmd
 
 # Tells its start in $0, and ends by itself once $0.told exists.
@@ -19,6 +19,17 @@ STOPS = [
     "-c",
     'trap "exit 75" TERM USR1 USR2; echo start >> "$0"; until [ -e "$0.told" ]; do sleep 0.1; done',
 ]
+
+# A process of training that is told to end itself waits until the file exists.
+LINGERS = """
+import os, sys, time
+def linger(code, leave=os._exit):
+    while not os.path.exists({0!r}):
+        time.sleep(0.05)
+    leave(code)
+if "SLURM_PROCID" in os.environ and "run" in sys.orig_argv[1:5]:
+    os._exit = linger
+"""
 
 
 @pytest.fixture
@@ -217,6 +228,39 @@ def test_a_finished_run_that_is_requeued_does_nothing(hpcddp, cluster, tmp_path)
     assert restarts(cluster, job_id) == 1
     assert (tmp_path / "short").read_text().split() == ["start"]
     assert hpcddp.status("short")["state"] == "finished"
+
+
+@pytest.mark.parametrize("partition", ["preempt-grace", "preempt-nograce"])
+def test_a_run_that_finishes_while_it_is_preempted_trains_no_more(
+    hpcddp, cluster, tmp_path, partition
+):
+    """SIGTERM comes when all is evaluated and saved, but the process has not left. Without grace
+    Slurm requeues; with grace the job completes, and here somebody requeues it afterwards.
+    """
+    last_word, site = tmp_path / "may-leave", tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(LINGERS.format(str(last_word)))
+    hpcddp.env["PYTHONPATH"] = f"{site}:{hpcddp.env.get('PYTHONPATH', '')}"
+    words = [*SMALLEST, f"resources.partition={partition}"]
+    job_id = hpcddp.submit("demo", *words, nodes=1)
+    hpcddp.wait_for_event("demo", "finished")
+    cluster.preempt(job_id)
+    hpcddp.wait_for_event("demo", "stop_reason")
+    last_word.touch()
+    if partition == "preempt-grace":
+        cluster.wait(job_id, "COMPLETED")
+        assert cluster.run(["scontrol", "requeue", job_id]).returncode == 0
+    cluster.wait_until(lambda: "" if restarts(cluster, job_id) else "not requeued", 60)
+    cluster.run(["scontrol", "update", f"jobid={job_id}", "StartTime=now"])
+    cluster.wait(job_id, "COMPLETED", timeout=90)
+    assert restarts(cluster, job_id) == 1
+    assert (hpcddp.run_dir("demo").path / "logs" / "attempt-001").exists()
+    told = [event["event"] for event in hpcddp.events("demo")]
+    assert [told.count(kind) for kind in ("started", "checkpoint", "finished")] == [1, 1, 1]
+    assert not {"requeued", "failed", "cancelled"} & set(told)
+    assert list(losses(hpcddp.run_dir("demo"))) == [1]
+    status = hpcddp.status("demo")
+    assert status["state"] == "finished"
 
 
 def test_a_signal_before_python_is_up_is_no_failure(hpcddp, cluster, finish, tmp_path):

@@ -1,7 +1,10 @@
 """A resume says what the bits depend on and has changed; asked to be strict, it refuses."""
 
 import json
+import os
+from functools import partial
 
+import pytest
 import torch
 from train_ranks import events_of, small_config, train_on
 
@@ -29,7 +32,7 @@ def test_a_checkpoint_without_a_fingerprint_says_nothing():
     assert changes({}, {"threads": 1}) == {}
 
 
-def train_with_two_threads(config, layout, run_dir):
+def train_changed(change, config, layout, run_dir):
     """In a child: the exit code and the warnings, or the code and message of the refusal."""
     import logging
 
@@ -40,11 +43,38 @@ def train_with_two_threads(config, layout, run_dir):
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: said.append(record.getMessage())
     logging.getLogger().addHandler(handler)
-    torch.set_num_threads(2)
+    change()
     try:
         return train(config, layout, RunDir(run_dir), StopFlag.install()), said
     except HpcddpError as error:
         return error.code, [error.message]
+
+
+def use_two_threads():
+    torch.set_num_threads(2)
+
+
+def use_plain_instructions():
+    """Before the first operation of the process, which decides for all."""
+    os.environ["ATEN_CPU_CAPABILITY"] = "default"
+
+
+train_with_two_threads = partial(train_changed, use_two_threads)
+train_without_vectors = partial(train_changed, use_plain_instructions)
+
+
+def test_a_resume_with_other_instructions_says_so(tmp_path):
+    here = torch.backends.cpu.get_cpu_capability()
+    if here == "DEFAULT":
+        pytest.skip("this processor has no other instructions for torch")
+    train_on(1, tmp_path, small_config("train.max_steps=1"))
+    config = small_config("train.max_steps=2")
+    [(code, [warning])] = train_on(1, tmp_path, config, train_without_vectors)
+    assert code == 0
+    assert f"cpu_capability was {here} and is DEFAULT" in warning
+    assert "not be bit-identical" in warning
+    [resumed] = [event for event in events_of(tmp_path) if event["event"] == "resumed"]
+    assert resumed["changed"] == {"cpu_capability": [here, "DEFAULT"]}
 
 
 def test_a_resume_under_another_fingerprint_says_what_has_changed_or_refuses(tmp_path):

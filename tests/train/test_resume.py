@@ -1,17 +1,20 @@
 """Interrupted and uninterrupted runs end with the same bits; what cannot go on is refused."""
 
 import logging
+import shutil
 from functools import partial
 
 import pytest
 import torch
 from train_ranks import (
+    before_call,
     differing,
     events_of,
     final_state,
     kinds_of,
     losses_of,
     small_config,
+    train_here,
     train_on,
     train_until,
 )
@@ -122,6 +125,34 @@ def test_a_finished_run_can_be_made_longer(tmp_path):
     train_on(1, tmp_path, small_config("train.max_steps=1"))
     assert train_on(1, tmp_path, small_config("train.max_steps=2")) == [0]
     assert kinds_of(tmp_path)[3:] == ["started", "resumed", "checkpoint", "finished"]
+
+
+def train_with_another_view(config, layout, run_dir):
+    """In a child: the steps that were done here. Rank 1 sees the run's folder as `other/run`."""
+    from hpcddp.train import loop
+
+    steps = []
+    before_call(loop, "train_step", lambda session: steps.append(session.state.step + 1))
+    view = run_dir if layout.is_main else run_dir.parent / "other" / run_dir.name
+    assert train_here(config, layout, view) == 0
+    return steps
+
+
+@pytest.mark.parametrize("sees_another_run", [False, True])
+def test_a_rank_that_sees_other_checkpoints_resumes_where_rank_0_does(tmp_path, sees_another_run):
+    config = small_config("train.max_steps=4", "checkpoint.every_steps=1", "checkpoint.keep_last=9")
+    through, broken, view = tmp_path / "through", tmp_path / "run", tmp_path / "other" / "run"
+    train_on(2, through, config)
+    train_on(2, broken, config, partial(train_until, 2))
+    (view / "checkpoints").mkdir(parents=True)
+    if sees_another_run:
+        name = "step_000000003"
+        shutil.copytree(through / "checkpoints" / name, view / "checkpoints" / name)
+    before = sorted(view.rglob("*"))
+    assert train_on(2, broken, config, train_with_another_view) == [[3, 4], [3, 4]]
+    assert differing(final_state(through), final_state(broken)) == []
+    assert sorted(view.rglob("*")) == before
+    assert [e["step"] for e in events_of(broken) if e["event"] == "resumed"] == [2]
 
 
 @pytest.mark.parametrize(
