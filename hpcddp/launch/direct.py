@@ -73,8 +73,8 @@ def _submission(
     run_dir: RunDir, resolved: ResolvedRequest, layout: ProcessLayout
 ) -> dict[str, Any] | None:
     job_id = layout.requeue_target or f"pid-{os.getpid()}"
-    if layout.restart_count and _was_sent_as(run_dir, job_id):
-        return None  # Slurm has started the same job again: nobody has sent the run anew
+    if (layout.restart_count or layout.elastic_restarts) and _was_sent_as(run_dir, job_id):
+        return None  # Slurm or torchrun has started it again: nobody has sent the run anew
     return {
         "run": run_dir.name,
         # who can be asked about the job: of a torchrun inside a Slurm job that is Slurm

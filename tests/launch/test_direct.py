@@ -103,6 +103,8 @@ def test_a_torchrun_inside_a_slurm_job_can_be_asked_about_there(workplace):
         [event] = open_run(Request(command=("true",)), name, environ).read_events()
         told.append((event["launcher"], event["job_id"].partition("-")[0]))
     assert told == [("torchrun", "pid"), ("slurm", "7")]
+    environ["TORCHELASTIC_RESTART_COUNT"] = "1"  # torchrun starts its workers again by itself
+    assert len(open_run(Request(command=("true",)), "b", environ).read_events()) == 1
 
 
 def test_an_element_of_an_array_is_a_submission_under_its_own_number(workplace):
