@@ -99,6 +99,7 @@ def ended_run(path, *events, weight=1.0):
 STOPPED = [
     ("launched", {"began": 100.0}),
     ("started", {}),
+    ("first_step", {"time": 105.0, "step": 1}),
     ("stop_reason", {"signal_time": 110.0, "reason": "signalled"}),
     ("checkpoint", {"step": 3, "seconds": 1.0, "stall_s": 0.2}),
     ("requeued", {"time": 130.0, "reason": "signalled", "exit_code": 75}),

@@ -98,7 +98,7 @@ def _steps_lost(own: Sequence[Record], later: Sequence[Sequence[Record]]) -> int
     reached = next((step for step in found if step is not None), None)
     if reached is None:
         return None
-    if _time_of("first_step", own) is None and reached == _value("last_step", own):
+    if _time_of("first_step", own) is None and reached == _value("last_step", own, reached):
         return 0  # what was found done is of attempts before
     for following in later:
         if _time_of("first_step", following) is not None:
