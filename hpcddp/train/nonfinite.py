@@ -95,7 +95,7 @@ class StepSkipper:
             buffer.copy_(torch.where(is_bad > 0, kept, buffer))
         self._count += is_bad
         # What a gradient scaler sets too, which does its own bookkeeping with fp16.
-        self._optimizer.found_inf, self._optimizer.grad_scale = is_bad, None
+        self._optimizer.found_inf = is_bad
 
 
 def first_nonfinite(value: Any, name: str = "state") -> str | None:  # noqa: ANN401
