@@ -146,10 +146,12 @@ def _leaves(
 
 
 def _namesakes(name: str, section: Any = RunConfig, prefix: str = "") -> list[str]:  # noqa: ANN401
-    """Dotted keys of any section that end in this name: who types `train.lr` means `optim.lr`."""
+    """Dotted keys of any section that end in this name: who types `train.lr` means `optim.lr`, and
+    who types `log_every_steps` means `log.every_steps`.
+    """
     found = []
     for known, hint in hints_of(section).items():
-        if known == name:
+        if name in (known, (prefix + known).replace(".", "_")):
             found.append(prefix + known)
         if dataclasses.is_dataclass(hint):
             found += _namesakes(name, hint, f"{prefix}{known}.")

@@ -88,6 +88,7 @@ def test_words_mean_what_people_type(word, key, value):
         ({"train": {"global_bach": 3}}, ["x.yaml", "train.global_bach", "`train.global_batch`"]),
         ({"trian": {"seed": 3}}, ["x.yaml", "`trian`", "`train`"]),
         ({"train": {"lr": 1}}, ["x.yaml", "`train.lr`", "Did you mean `optim.lr`?"]),
+        ({"train": {"log_every_steps": 1}}, ["Did you mean `log.every_steps`?"]),
         ({"nodes": 2}, ["`nodes`", "Did you mean `resources.nodes`?"]),
         ({"train": 3}, ["x.yaml", "`train` is a section"]),
         ({"train": {"global_batch": "many"}}, ["x.yaml", "train.global_batch", "many"]),
