@@ -8,7 +8,8 @@ from contextlib import contextmanager, suppress
 from hpcddp.cluster.profile import load_profile
 from hpcddp.config.load import command_line_layer
 from hpcddp.config.write import config_text, read_config, read_resolved
-from hpcddp.errors import HpcddpError
+from hpcddp.errors import HpcddpError, SubmissionFailed
+from hpcddp.launch.aside import keep_aside, put_back
 from hpcddp.launch.phrases import command_line
 from hpcddp.launch.request import ResolvedRequest
 from hpcddp.launch.submission import Submission, prepare_in, send_job
@@ -31,9 +32,10 @@ def resume_run(
     Returns what was sent and its job id. A run whose state nobody knows any more is sent too.
 
     Raises HpcddpError for a run that is still going on, or finished with nothing changed, and
-    SubmissionFailed when Slurm refuses.
+    SubmissionFailed when Slurm refuses: then nothing has changed.
     """
     _refuse_living(status)
+    put_back(run_dir)  # of an earlier `resume` that was killed
     if not run_dir.script.exists():
         raise HpcddpError(
             f"Run `{run_dir.name}` was not sent by `submit`: it was started by a srun, torchrun or "
@@ -46,10 +48,17 @@ def resume_run(
             f"{command_line('resume', run_dir.name, length)}"
         )
     submission = _prepare_again(run_dir, overrides, environ)
+    keep_aside(run_dir)
     if overrides:
         write_atomically(run_dir.config, config_text(submission.request.resolved))
     write_atomically(run_dir.script, submission.script)
-    return submission, send_job(submission, *_AFTER_OTHERS)
+    try:
+        job_id = send_job(submission, *_AFTER_OTHERS)
+    except SubmissionFailed:
+        put_back(run_dir)
+        raise
+    put_back(run_dir)
+    return submission, job_id
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from hpcddp.config.write import config_text
 from hpcddp.errors import ConfigError, HpcddpError, SubmissionFailed
 from hpcddp.launch.code import record_code
 from hpcddp.launch.explain import exported_warnings
+from hpcddp.launch.history import is_submission
 from hpcddp.launch.missing import missing_here
 from hpcddp.launch.phrases import command_line
 from hpcddp.launch.render import Place, option_warnings, render_script
@@ -84,6 +85,8 @@ def send_job(submission: Submission, *options: str) -> str:
     except SubmissionFailed as error:
         if error.maybe_sent:  # its own events will tell its id
             _record_submission(submission)
+        elif any(map(is_submission, run_dir.read_events())):
+            raise  # a `resume` that was refused: the run is what it was
         run_dir.append_event("failed", reason=f"{_NOT_SUBMITTED}: {error}", exit_code=EXIT_FAILED)
         raise
     return job_id

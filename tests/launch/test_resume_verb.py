@@ -7,7 +7,10 @@ import pytest
 from click.testing import CliRunner
 
 from hpcddp.cli import group
-from hpcddp.errors import HpcddpError
+from hpcddp.errors import HpcddpError, SubmissionFailed
+from hpcddp.launch.aside import keep_aside
+from hpcddp.launch.history import read_history
+from hpcddp.launch.watch.status import status_of
 from hpcddp.run_dir import RunDir
 
 
@@ -113,3 +116,45 @@ def test_two_at_once_send_one_job(run_dir, fake_sbatch):
     errors = [process.communicate()[1] for process in both]
     assert sorted(process.returncode for process in both) == [0, 2]
     assert "is running (job 4711)" in "".join(errors)
+
+
+def everything_of(run_dir):
+    files = [path for path in run_dir.path.rglob("*") if path.is_file()]
+    return {path: path.read_bytes() for path in files if path.name != "resume.lock"}
+
+
+@pytest.mark.parametrize("end", ["finished", "failed", "cancelled"])
+def test_a_resume_that_slurm_refuses_changes_nothing(run_dir, fake_sbatch, end):
+    run_dir.append_event(end, exit_code=3)
+    hpcddp("resume", "r", "train.max_epochs=20")
+    run_dir.append_event(end, exit_code=3)
+    files, status = everything_of(run_dir), status_of(read_history(run_dir), None, 0.0)
+    (fake_sbatch / "refuse").touch()
+    with pytest.raises(SubmissionFailed, match="Invalid account"):
+        hpcddp("resume", "r", "train.max_epochs=30", "resources.time=09:00:00")
+    after = everything_of(run_dir)
+    new = set(after) - set(files)
+    assert {path.parent.name for path in new} == {"submitit"}  # what sbatch was given
+    assert {path: text for path, text in after.items() if path not in new} == files
+    assert status_of(read_history(run_dir), None, 0.0) == status
+
+
+def test_settings_outlive_a_resume_that_is_killed_before_its_job_is_sent(run_dir):
+    run_dir.append_event("failed")
+    before = run_dir.config.read_text()
+    keep_aside(run_dir)
+    run_dir.config.write_text(before.replace("lr: 0.5", "lr: 9.0"))
+    hpcddp("resume", "r", "train.max_epochs=20")
+    assert "lr: 0.5 " in run_dir.config.read_text()
+    assert not list(run_dir.path.glob(".before*"))
+
+
+def test_settings_stay_where_a_resume_is_killed_once_its_job_is_sent(run_dir):
+    run_dir.append_event("failed")
+    keep_aside(run_dir)
+    run_dir.config.write_text(run_dir.config.read_text().replace("lr: 0.5", "lr: 9.0"))
+    run_dir.append_event("submitted", job_id="12", launcher="slurm")
+    run_dir.append_event("failed", exit_code=1)
+    hpcddp("resume", "r", "train.max_epochs=20")
+    assert "lr: 9.0 " in run_dir.config.read_text()
+    assert not list(run_dir.path.glob(".before*"))

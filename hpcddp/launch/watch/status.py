@@ -7,7 +7,7 @@ from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED
 from hpcddp.launch.history import Record, RunHistory
 from hpcddp.launch.scheduler import JobInfo
 from hpcddp.launch.watch.attempts import Attempt, attempts_of
-from hpcddp.launch.watch.state import ENDED_STATES, Evidence, decide_state
+from hpcddp.launch.watch.state import ENDED_STATES, Evidence, decide_state, is_finish
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,11 @@ def _step(history: RunHistory) -> int | None:
 
 
 def _last_word(events: Sequence[Record]) -> Record | None:
-    """The event by which the run told its end, if it did; a late save may follow it."""
+    """The event by which the run told its end, if it did; a late save may follow it, and even a
+    signal a finish.
+    """
+    if finishes := [event for event in events if is_finish(event)]:
+        return finishes[-1]
     words = [event for event in events if not event["event"].startswith("checkpoint")]
     return words[-1] if words and words[-1]["event"] in ENDED_STATES else None
 

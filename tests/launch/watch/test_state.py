@@ -110,6 +110,14 @@ def test_a_finished_run_tells_its_last_step_accuracy_and_end(tmp_path):
     assert found.ended_time == 1500
 
 
+@pytest.mark.parametrize(
+    "later", ["stop_reason reason=preempted", "failed reason=not_submitted:_x exit_code=1"]
+)
+def test_what_follows_a_finish_changes_neither_its_exit_code_nor_its_time(tmp_path, later):
+    found = status(make_run(tmp_path, "submitted", "started", "finished step=40", later))
+    assert (found.state, found.exit_code, found.ended_time) == ("finished", 0, 1002)
+
+
 def test_a_resumed_attempt_counts_from_its_checkpoint_until_it_reports(tmp_path):
     events = ["submitted", "started attempt=0", "started attempt=1", "resumed attempt=1 step=20"]
     run_dir = make_run(tmp_path, *events, metrics=[{"step": 27, "loss": 1.0}])
