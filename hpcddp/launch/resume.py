@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
+from hpcddp.checkpoint_dir import is_usable, list_checkpoints
 from hpcddp.cluster.profile import load_profile
 from hpcddp.config.load import command_line_layer
 from hpcddp.config.write import config_text, read_config, read_resolved
@@ -31,8 +32,8 @@ def resume_run(
 
     Returns what was sent and its job id. A run whose state nobody knows any more is sent too.
 
-    Raises HpcddpError for a run that is still going on, or finished with nothing changed, and
-    SubmissionFailed when Slurm refuses: then nothing has changed.
+    Raises HpcddpError for a run that is still going on, finished with nothing changed, or beyond
+    its length, and SubmissionFailed when Slurm refuses: then nothing has changed.
     """
     _refuse_living(status)
     put_back(run_dir)  # of an earlier `resume` that was killed
@@ -48,6 +49,7 @@ def resume_run(
             f"{command_line('resume', run_dir.name, length)}"
         )
     submission = _prepare_again(run_dir, overrides, environ)
+    _refuse_fewer_steps(submission)
     keep_aside(run_dir)
     if overrides:
         write_atomically(run_dir.config, config_text(submission.request.resolved))
@@ -90,6 +92,20 @@ def _refuse_living(status: RunStatus) -> None:
             f"Run `{status.run}` is {status.state} (job {status.job_id}). Two jobs must never "
             f"train one run: wait for it, or cancel it first: {command_line('cancel', status.run)}"
         )
+
+
+def _refuse_fewer_steps(submission: Submission) -> None:
+    run_dir, asked = submission.run_dir, submission.request.config.train.max_steps
+    newest_first = reversed(list_checkpoints(run_dir.checkpoints))
+    newest = next((found for found in newest_first if is_usable(found.path)), None)
+    if asked is None or newest is None or newest.step <= asked:
+        return
+    raise HpcddpError(
+        f"Run `{run_dir.name}` has done {newest.step} steps ({newest.path.name}), and "
+        f"train.max_steps={asked} is less: there is nothing to train. The number counts all steps "
+        f"from the run's first one, so N must be above {newest.step}: "
+        f"{command_line('resume', run_dir.name, _STEPS)}"
+    )
 
 
 def _prepare_again(

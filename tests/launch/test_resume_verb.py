@@ -1,11 +1,13 @@
 """An ended run is sent again in its own folder; a living or a finished one is not."""
 
+import re
 import subprocess
 import sys
 
 import pytest
 from click.testing import CliRunner
 
+from hpcddp.checkpoint_dir import Manifest, checkpoint_path, write_manifest
 from hpcddp.cli import group
 from hpcddp.errors import HpcddpError, SubmissionFailed
 from hpcddp.launch.aside import keep_aside
@@ -158,3 +160,28 @@ def test_settings_stay_where_a_resume_is_killed_once_its_job_is_sent(run_dir):
     hpcddp("resume", "r", "train.max_epochs=20")
     assert "lr: 9.0 " in run_dir.config.read_text()
     assert not list(run_dir.path.glob(".before*"))
+
+
+def make_checkpoint(run_dir, step):
+    path = checkpoint_path(run_dir.checkpoints, step)
+    path.mkdir(parents=True)
+    write_manifest(path, Manifest(step, {}))
+    return path
+
+
+def test_a_length_that_is_done_already_is_refused_before_anything_is_sent(run_dir):
+    make_checkpoint(run_dir, 26)
+    (checkpoint_path(run_dir.checkpoints, 40)).mkdir()  # torn: the run goes on from 26
+    run_dir.append_event("failed")
+    before = everything_of(run_dir)
+    words = [sys.executable, "-X", "importtime", "-m", "hpcddp", "resume", "r"]
+    done = subprocess.run(
+        [*words, "train.max_epochs=null", "train.max_steps=20"], capture_output=True, text=True
+    )
+    said = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
+    assert (done.returncode, len(said)) == (2, 1)
+    for part in ("26 steps", "step_000000026", "train.max_steps=20", "resume r train.max_steps=N"):
+        assert part in said[0]
+    assert not re.search(r"\| +torch$", done.stderr, re.MULTILINE)
+    assert everything_of(run_dir) == before
+    assert "job 4711" in hpcddp("resume", "r", "train.max_epochs=null", "train.max_steps=26").stdout
