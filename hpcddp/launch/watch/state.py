@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from hpcddp.launch.history import Record
 from hpcddp.launch.scheduler import JobInfo
 from hpcddp.launch.watch.failure import exit_words, failure_log, failure_words, is_rank_failure
+from hpcddp.launch.watch.job_words import who_cancelled, why_it_waits, why_not_launched
 from hpcddp.run_dir import RunDir
 
 ENDED_STATES = ("finished", "failed", "cancelled")
@@ -75,6 +76,11 @@ class Evidence:
         return next((e for e in reversed(self.events) if e["event"] == kind), None)
 
     @property
+    def num_nodes(self) -> int:
+        """What the run was submitted with, 1 where that is not known."""
+        return (self.last("submitted") or {}).get("nodes", 1)
+
+    @property
     def is_cancelled(self) -> bool:
         """Its user cancelled it, and Slurm was told: that is tried only once it is recorded."""
         tries = [e["event"] for e in self.events if e["event"] in ("cancelled", "cancel_failed")]
@@ -114,7 +120,7 @@ def decide_state(seen: Evidence) -> tuple[str, str]:
         if seen.phase == "started" and seen.job.restarts == 0 and not seen.has("requeued"):
             return "running", ""  # it has started since Slurm was asked
         again = seen.job.restarts or seen.has("started") or seen.has("requeued")
-        return "requeued" if again else "pending", _why_it_waits(seen.job)
+        return "requeued" if again else "pending", why_it_waits(seen.job)
     if state in _LEAVING:
         return ("requeued" if seen.phase == "requeued" else "stopping"), _why_it_stops(seen)
     if state in _ACTIVE:
@@ -125,35 +131,6 @@ def decide_state(seen: Evidence) -> tuple[str, str]:
 def _gave_up(seen: Evidence) -> bool:
     """The batch script's last act was to record a failure; only its exit is still to come."""
     return seen.phase == "failed" and seen.turn is not None and not is_rank_failure(seen.turn)
-
-
-# Slurm takes such a job all the same, for somebody might change the partition.
-_TOO_MUCH = {
-    "PartitionConfig": "it asks for more than its partition has",
-    "PartitionNodeLimit": "it asks for more nodes than its partition gives to one job",
-    "PartitionTimeLimit": "it asks for more time than its partition gives",
-    "BadConstraints": "no node has what it asks for",
-}
-
-
-def _why_it_waits(job: JobInfo) -> str:
-    if job.state == "CONFIGURING":
-        return "its nodes are being prepared"
-    if job.reason in _TOO_MUCH:
-        return (
-            f"{job.reason}: it may never start, as {_TOO_MUCH[job.reason]}. Cancel it, ask for less"
-        )
-    if job.reason == "BeginTime" and job.restarts:
-        return (
-            "BeginTime: Slurm holds it back after a requeue. To start it as soon as there is room: "
-            f"scontrol update jobid={job.job_id} StartTime=now"
-        )
-    if job.reason == "Dependency":
-        return (
-            "Dependency: another job has to end first. Which one: "
-            f"squeue --jobs={job.job_id} --Format=Dependency:80"
-        )
-    return job.reason or "Slurm has not considered it yet"
 
 
 def _state_of_running_job(seen: Evidence, job: JobInfo) -> tuple[str, str]:
@@ -171,7 +148,7 @@ def _state_of_ended_job(seen: Evidence, job: JobInfo) -> tuple[str, str]:
     if seen.has("cancelled"):
         return "cancelled", _cancelled_by(seen)
     if job.state == "CANCELLED":
-        return "cancelled", f"by `scancel` or by Slurm {job.reason}".strip()
+        return "cancelled", who_cancelled(job)
     if job.state != "COMPLETED" or seen.phase == "failed":
         return "failed", _failure(seen, job)
     if seen.phase in ("signal", "stopped", "requeued"):
@@ -223,6 +200,8 @@ def _why_it_stops(seen: Evidence) -> str:
 
 def _failure(seen: Evidence, job: JobInfo | None) -> str:
     """Why the run failed: Slurm's word, then what its events say, then where to read on."""
+    if job and (why := why_not_launched(job, seen.run_dir.batch_log, seen.num_nodes)):
+        return why
     parts = [_ENDED.get(job.state, "") if job else "", *failure_words(seen.events)]
     if not any(parts) and job is not None:
         reason = f" ({job.reason})" if job.reason else ""

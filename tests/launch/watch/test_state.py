@@ -55,6 +55,7 @@ def test_the_state_follows_from_events_and_scheduler(case, tmp_path):
     for part in case["reason"]:
         assert part in reason
         assert part or not reason
+    assert not [part for part in case.get("not", ()) if part in reason]
 
 
 def test_the_cases_cover_every_state():
