@@ -11,6 +11,7 @@ from hpcddp.config.load import command_line_layer
 from hpcddp.config.write import config_text, read_config, read_resolved
 from hpcddp.errors import HpcddpError, SubmissionFailed
 from hpcddp.launch.aside import keep_aside, put_back
+from hpcddp.launch.history import since_submission
 from hpcddp.launch.phrases import command_line
 from hpcddp.launch.request import ResolvedRequest
 from hpcddp.launch.submission import Submission, prepare_in, send_job
@@ -83,6 +84,18 @@ def lead_warning(run_dir: RunDir, warn_before_s: int) -> str | None:
         f"Warning: the last save took {seconds:.0f} s, and the warning before the time limit comes "
         f"resources.warn_before_s={warn_before_s} s ahead. It must leave room for a step and a "
         f"save: resume with resources.warn_before_s={math.ceil(needed_s)}"
+    )
+
+
+def wait_warning(run_dir: RunDir) -> str | None:
+    """What to say where the run is about to be sent without the wait that it was sent with."""
+    events = since_submission(run_dir.read_events())
+    before = next((event["afterok"] for event in events if "afterok" in event), None)
+    if before is None or any(event["event"] == "launched" for event in events):
+        return None
+    return (
+        f"Warning: run `{run_dir.name}` was sent with --afterok, to wait for job {before}; this "
+        f"time it does not wait. Cancel it if it must: {command_line('cancel', run_dir.name)}"
     )
 
 

@@ -162,6 +162,26 @@ def test_settings_stay_where_a_resume_is_killed_once_its_job_is_sent(run_dir):
     assert not list(run_dir.path.glob(".before*"))
 
 
+def test_a_run_that_was_to_wait_for_another_says_that_it_does_not_wait_again(fake_sbatch):
+    before = RunDir(fake_sbatch / "runs" / "before")
+    before.path.mkdir(parents=True)
+    before.append_event("submitted", job_id="38", launcher="slurm")
+    before.append_event("started")
+    hpcddp("submit", "--cluster", "generic", "--name", "r", "--afterok", "before")
+    run_dir = RunDir(fake_sbatch / "runs" / "r")
+    run_dir.append_event("failed")
+    assert "to wait for job 38; this time it does not" in hpcddp("resume", "r").stderr
+    run_dir.append_event("failed")
+    assert "to wait" not in hpcddp("resume", "r").stderr
+
+
+def test_a_run_that_has_waited_and_begun_says_nothing_of_that(run_dir):
+    run_dir.append_event("submitted", job_id="12", launcher="slurm", afterok="38")
+    run_dir.append_event("launched", attempt=0)
+    run_dir.append_event("failed")
+    assert "to wait" not in hpcddp("resume", "r").stderr
+
+
 def make_checkpoint(run_dir, step):
     path = checkpoint_path(run_dir.checkpoints, step)
     path.mkdir(parents=True)
