@@ -60,9 +60,17 @@ class Evidence:
         """The newest event that changes what the run is doing; not that of an older attempt, whose
         copy a node has kept and let go on.
         """
+        return self._newest(*_TURNS)
+
+    @property
+    def told_reason(self) -> str:
+        """Why Slurm stops the newest attempt, asked when the signal came; "" where it did not."""
+        return str((self._newest("stop_reason") or {}).get("reason", ""))
+
+    def _newest(self, *kinds: str) -> Record | None:
         newest = max((e["attempt"] for e in self.events if e.get("attempt") is not None), default=0)
-        turns = (e for e in reversed(self.events) if e["event"] in _TURNS)
-        return next((e for e in turns if e.get("attempt", newest) >= newest), None)
+        found = (e for e in reversed(self.events) if e["event"] in kinds)
+        return next((e for e in found if e.get("attempt", newest) >= newest), None)
 
     @property
     def phase(self) -> str:
@@ -188,7 +196,7 @@ def _why_it_stops(seen: Evidence) -> str:
     """What the newest event says about an attempt that is on its way out."""
     event = seen.turn
     if event is None or event["event"] == "started":
-        return ""
+        return seen.told_reason
     if event["event"] == "failed":
         return _failure(seen, None)
     if event["event"] == "signal":
