@@ -101,8 +101,9 @@ def wait_warning(run_dir: RunDir) -> str | None:
 
 def _refuse_living(status: RunStatus) -> None:
     if not status.has_ended and status.state != "unknown":
+        job = f"job {status.job_id}" if status.job_id else status.reason
         raise HpcddpError(
-            f"Run `{status.run}` is {status.state} (job {status.job_id}). Two jobs must never "
+            f"Run `{status.run}` is {status.state} ({job}). Two jobs must never "
             f"train one run: wait for it, or cancel it first: {command_line('cancel', status.run)}"
         )
 

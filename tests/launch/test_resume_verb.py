@@ -1,5 +1,6 @@
 """An ended run is sent again in its own folder; a living or a finished one is not."""
 
+import os
 import re
 import subprocess
 import sys
@@ -93,6 +94,14 @@ def test_a_living_run_is_never_sent_twice(run_dir, fake_sbatch):
     squeue.chmod(0o755)
     with pytest.raises(HpcddpError, match="is running"):
         hpcddp("resume", "r")
+
+
+def test_a_run_that_is_just_being_sent_is_not_sent_twice(run_dir):
+    run_dir.events.unlink()  # as before sbatch has answered
+    with pytest.raises(HpcddpError, match=r"is pending \(it is being sent\)"):
+        hpcddp("resume", "r")
+    os.utime(run_dir.script, (0, 0))
+    assert "job 4711" in hpcddp("resume", "r").stdout
 
 
 def test_a_job_that_may_still_live_is_waited_for(run_dir, fake_sbatch):

@@ -45,7 +45,8 @@ _TURNS = ("started", "signal", "stopped", "requeued", "failed")
 class Evidence:
     """All that is known of a run: `events` of its newest submission, `job` if there is one.
 
-    `now` and `last_write_time` (of the run's files) are Unix seconds.
+    `now`, `last_write_time` (of the run's files) and `prepared_time` (of its script, where nothing
+    was written since) are Unix seconds.
     """
 
     run_dir: RunDir
@@ -54,6 +55,7 @@ class Evidence:
     now: float
     last_write_time: float
     has_log: bool = True  # False where no batch script has run
+    prepared_time: float = 0.0
 
     @property
     def turn(self) -> Record | None:
@@ -177,6 +179,8 @@ def _state_without_scheduler(seen: Evidence) -> tuple[str, str]:
     if seen.phase in ("started", "signal", "stopped") and silent_s < _FRESH_S and not is_gone:
         state = "running" if seen.phase == "started" else "stopping"
         return state, f"{why}{_WROTE}{silent_s:.0f} s ago"
+    if not seen.events and seen.now - seen.prepared_time < _FRESH_S:
+        return "pending", "it is being sent"  # sbatch waits for a controller that is away
     if not seen.events:
         return "unknown", "it was prepared and never sent"
     return "unknown", f"{why}; its last sign of life was {clock_text(seen.last_write_time)}"

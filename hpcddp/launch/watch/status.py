@@ -1,6 +1,7 @@
 """What each run is doing, as one frozen value. Asks no scheduler: it is told what that says."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED
@@ -8,6 +9,7 @@ from hpcddp.launch.history import Record, RunHistory
 from hpcddp.launch.scheduler import JobInfo
 from hpcddp.launch.watch.attempts import Attempt, attempts_of
 from hpcddp.launch.watch.state import ENDED_STATES, Evidence, decide_state, is_finish
+from hpcddp.run_dir import RunDir
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,10 @@ def status_of(history: RunHistory, job: JobInfo | None, now: float) -> RunStatus
     """The status of a run from its files and what its scheduler says, if it says anything."""
     events, submission, train = history.current, history.submission, history.train
     has_log = history.run_dir.batch_log.exists()
-    seen = Evidence(history.run_dir, events, job, now, history.last_write_time, has_log)
+    prepared_time = 0.0 if events else _prepared_time(history.run_dir)
+    seen = Evidence(
+        history.run_dir, events, job, now, history.last_write_time, has_log, prepared_time
+    )
     state, reason = decide_state(seen)
     has_ended = state in ENDED_STATES
     started, finished = seen.last("started") or {}, seen.last("finished") or {}
@@ -95,6 +100,12 @@ def status_of(history: RunHistory, job: JobInfo | None, now: float) -> RunStatus
         expected_start_time=job.start_time if job and job.state == "PENDING" else None,
         attempts=tuple(attempts_of(history.events, state)),
     )
+
+
+def _prepared_time(run_dir: RunDir) -> float:
+    with suppress(OSError):
+        return run_dir.script.stat().st_mtime
+    return 0.0
 
 
 def _newest(key: str, events: Sequence[Record]) -> int | None:

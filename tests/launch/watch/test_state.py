@@ -48,8 +48,8 @@ def make_run(root, *events, metrics=(), name="demo"):
 def test_the_state_follows_from_events_and_scheduler(case, tmp_path):
     history = read_history(make_run(tmp_path, *case["events"]))
     job = JobInfo("38", **case["job"]) if "job" in case else None
-    wrote = case.get("wrote", 1900)
-    seen = Evidence(history.run_dir, history.current, job, now=2000, last_write_time=wrote)
+    times = {"last_write_time": case.get("wrote", 1900), "prepared_time": case.get("prepared", 0)}
+    seen = Evidence(history.run_dir, history.current, job, now=2000, **times)
     state, reason = decide_state(seen)
     assert state == case["state"]
     for part in case["reason"]:
