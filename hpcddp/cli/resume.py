@@ -5,7 +5,7 @@ import os
 import click
 
 from hpcddp.cli.submit import announce, warn
-from hpcddp.launch.resume import alone, lead_warning, resume_run
+from hpcddp.launch.resume import alone, lead_warning, resume_run, wait_warning
 from hpcddp.launch.runs import find_run
 from hpcddp.launch.watch.observer import Observer
 from hpcddp.run_dir import runs_root
@@ -21,10 +21,11 @@ def command(run: str, overrides: tuple[str, ...]) -> None:
     """
     run_dir = find_run(runs_root(os.environ), run)
     with alone(run_dir):
+        no_wait = wait_warning(run_dir)
         [status] = Observer([run_dir]).look()
         submission, job_id = resume_run(run_dir, status, overrides, os.environ)
     warn(submission.warnings)
-    warning = lead_warning(run_dir, submission.request.config.resources.warn_before_s)
-    if warning:
+    short_lead = lead_warning(run_dir, submission.request.config.resources.warn_before_s)
+    for warning in filter(None, (short_lead, no_wait)):
         click.echo(warning, err=True)
     announce(submission, job_id)

@@ -131,9 +131,9 @@ def _is_superseded(events: Sequence[Event], attempt: int, environ: Mapping[str, 
 
 
 def _has_decided(events: Sequence[Event], attempt: int) -> bool:
-    """An earlier call was ended by the very requeue that it had asked for."""
+    """An earlier call was ended by the requeue it had asked for, or as its whole job was."""
     own = [event for event in events if event.get("attempt") == attempt]
-    return any(event["event"] == "requeued" for event in own)
+    return any(event["event"] in ("requeued", "cancelled") for event in own)
 
 
 def _ending(

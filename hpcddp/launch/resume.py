@@ -5,10 +5,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
+from hpcddp.checkpoint_dir import is_usable, list_checkpoints
 from hpcddp.cluster.profile import load_profile
 from hpcddp.config.load import command_line_layer
 from hpcddp.config.write import config_text, read_config, read_resolved
-from hpcddp.errors import HpcddpError
+from hpcddp.errors import HpcddpError, SubmissionFailed
+from hpcddp.launch.aside import keep_aside, put_back
+from hpcddp.launch.history import since_submission
 from hpcddp.launch.phrases import command_line
 from hpcddp.launch.request import ResolvedRequest
 from hpcddp.launch.submission import Submission, prepare_in, send_job
@@ -30,10 +33,11 @@ def resume_run(
 
     Returns what was sent and its job id. A run whose state nobody knows any more is sent too.
 
-    Raises HpcddpError for a run that is still going on, or finished with nothing changed, and
-    SubmissionFailed when Slurm refuses.
+    Raises HpcddpError for a run that is still going on, finished with nothing changed, or beyond
+    its length, and SubmissionFailed when Slurm refuses: then nothing has changed.
     """
     _refuse_living(status)
+    put_back(run_dir)  # of an earlier `resume` that was killed
     if not run_dir.script.exists():
         raise HpcddpError(
             f"Run `{run_dir.name}` was not sent by `submit`: it was started by a srun, torchrun or "
@@ -46,10 +50,18 @@ def resume_run(
             f"{command_line('resume', run_dir.name, length)}"
         )
     submission = _prepare_again(run_dir, overrides, environ)
+    _refuse_fewer_steps(submission)
+    keep_aside(run_dir)
     if overrides:
         write_atomically(run_dir.config, config_text(submission.request.resolved))
     write_atomically(run_dir.script, submission.script)
-    return submission, send_job(submission, *_AFTER_OTHERS)
+    try:
+        job_id = send_job(submission, *_AFTER_OTHERS)
+    except SubmissionFailed:
+        put_back(run_dir)
+        raise
+    put_back(run_dir)
+    return submission, job_id
 
 
 @contextmanager
@@ -75,12 +87,39 @@ def lead_warning(run_dir: RunDir, warn_before_s: int) -> str | None:
     )
 
 
+def wait_warning(run_dir: RunDir) -> str | None:
+    """What to say where the run is about to be sent without the wait that it was sent with."""
+    events = since_submission(run_dir.read_events())
+    before = next((event["afterok"] for event in events if "afterok" in event), None)
+    if before is None or any(event["event"] == "launched" for event in events):
+        return None
+    return (
+        f"Warning: run `{run_dir.name}` was sent with --afterok, to wait for job {before}; this "
+        f"time it does not wait. Cancel it if it must: {command_line('cancel', run_dir.name)}"
+    )
+
+
 def _refuse_living(status: RunStatus) -> None:
     if not status.has_ended and status.state != "unknown":
+        job = f"job {status.job_id}" if status.job_id else status.reason
         raise HpcddpError(
-            f"Run `{status.run}` is {status.state} (job {status.job_id}). Two jobs must never "
+            f"Run `{status.run}` is {status.state} ({job}). Two jobs must never "
             f"train one run: wait for it, or cancel it first: {command_line('cancel', status.run)}"
         )
+
+
+def _refuse_fewer_steps(submission: Submission) -> None:
+    run_dir, asked = submission.run_dir, submission.request.config.train.max_steps
+    newest_first = reversed(list_checkpoints(run_dir.checkpoints))
+    newest = next((found for found in newest_first if is_usable(found.path)), None)
+    if asked is None or newest is None or newest.step <= asked:
+        return
+    raise HpcddpError(
+        f"Run `{run_dir.name}` has done {newest.step} steps ({newest.path.name}), and "
+        f"train.max_steps={asked} is less: there is nothing to train. The number counts all steps "
+        f"from the run's first one, so N must be above {newest.step}: "
+        f"{command_line('resume', run_dir.name, _STEPS)}"
+    )
 
 
 def _prepare_again(

@@ -5,7 +5,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from hpcddp.config.write import config_text
 from hpcddp.errors import ConfigError, HpcddpError, SubmissionFailed
 from hpcddp.launch.code import record_code
 from hpcddp.launch.explain import exported_warnings
+from hpcddp.launch.history import is_submission
 from hpcddp.launch.missing import missing_here
 from hpcddp.launch.phrases import command_line
 from hpcddp.launch.render import Place, option_warnings, render_script
@@ -80,18 +81,26 @@ def send_job(submission: Submission, *options: str) -> str:
     try:
         with _interrupts_held():  # a job that was taken and not recorded would be lost
             job_id = _send_to(submission, options)
-            _record_sent(submission, job_id)
+            _record_sent(submission, job_id, _waits_for(options))
     except SubmissionFailed as error:
         if error.maybe_sent:  # its own events will tell its id
             _record_submission(submission)
+        elif any(map(is_submission, run_dir.read_events())):
+            raise  # a `resume` that was refused: the run is what it was
         run_dir.append_event("failed", reason=f"{_NOT_SUBMITTED}: {error}", exit_code=EXIT_FAILED)
         raise
     return job_id
 
 
-def _record_sent(submission: Submission, job_id: str) -> None:
+def _waits_for(options: Sequence[str]) -> dict[str, str]:
+    """A field of the event that names the job before this one, for who resumes the run."""
+    before = "".join(word.partition("=afterok:")[2] for word in options)
+    return {"afterok": before} if before else {}
+
+
+def _record_sent(submission: Submission, job_id: str, waits_for: Mapping[str, str]) -> None:
     try:
-        _record_submission(submission, job_id=job_id)
+        _record_submission(submission, job_id=job_id, **waits_for)
     except OSError as error:
         raise HpcddpError(
             f"Job {job_id} was sent, but {submission.run_dir.events} cannot be written: "
@@ -100,13 +109,13 @@ def _record_sent(submission: Submission, job_id: str) -> None:
         ) from None
 
 
-def _record_submission(submission: Submission, **job_id: str) -> None:
+def _record_submission(submission: Submission, **job: str) -> None:
     config, profile = submission.request.config, submission.request.profile
     submission.run_dir.append_event(
         "submitted",
         run=submission.run_dir.name,
         launcher=profile.launcher,
-        **job_id,
+        **job,
         cluster=profile.name,
         nodes=config.resources.nodes,
         processes_per_node=processes_per_node(config, profile),

@@ -394,6 +394,16 @@ def test_a_call_that_its_own_requeue_ended_is_not_made_twice(run_dir, monkeypatc
     assert [event["event"] for event in run_dir.read_events()].count("requeued") == 1
 
 
+def test_a_cancellation_is_recorded_once(run_dir, slurm_says):
+    slurm_says[0] = JobInfo("7", state="COMPLETING", restarts=0)
+    environ = {"SLURM_JOB_ID": "7", "HPCDDP_ATTEMPT": "3"}
+    run_dir.append_event("cancelled", by="ada")  # says nothing of how the attempt ended
+    for _ in range(2):
+        assert finish_attempt(run_dir, 143, environ, terminated=True) == 143
+    told = [event for event in run_dir.read_events() if event.get("attempt") == 3]
+    assert [event["event"] for event in told] == ["cancelled"]
+
+
 def test_a_copy_that_slurm_has_replaced_decides_nothing(run_dir, monkeypatch):
     monkeypatch.setattr(requeue, "_scontrol", lambda words: pytest.fail(f"asked for {words}"))
     run_dir.append_event("launched", attempt=4, job_id="7")

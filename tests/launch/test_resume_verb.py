@@ -1,13 +1,19 @@
 """An ended run is sent again in its own folder; a living or a finished one is not."""
 
+import os
+import re
 import subprocess
 import sys
 
 import pytest
 from click.testing import CliRunner
 
+from hpcddp.checkpoint_dir import Manifest, checkpoint_path, write_manifest
 from hpcddp.cli import group
-from hpcddp.errors import HpcddpError
+from hpcddp.errors import HpcddpError, SubmissionFailed
+from hpcddp.launch.aside import keep_aside
+from hpcddp.launch.history import read_history
+from hpcddp.launch.watch.status import status_of
 from hpcddp.run_dir import RunDir
 
 
@@ -90,6 +96,14 @@ def test_a_living_run_is_never_sent_twice(run_dir, fake_sbatch):
         hpcddp("resume", "r")
 
 
+def test_a_run_that_is_just_being_sent_is_not_sent_twice(run_dir):
+    run_dir.events.unlink()  # as before sbatch has answered
+    with pytest.raises(HpcddpError, match=r"is pending \(it is being sent\)"):
+        hpcddp("resume", "r")
+    os.utime(run_dir.script, (0, 0))
+    assert "job 4711" in hpcddp("resume", "r").stdout
+
+
 def test_a_job_that_may_still_live_is_waited_for(run_dir, fake_sbatch):
     run_dir.append_event("failed")
     hpcddp("resume", "r")
@@ -113,3 +127,90 @@ def test_two_at_once_send_one_job(run_dir, fake_sbatch):
     errors = [process.communicate()[1] for process in both]
     assert sorted(process.returncode for process in both) == [0, 2]
     assert "is running (job 4711)" in "".join(errors)
+
+
+def everything_of(run_dir):
+    files = [path for path in run_dir.path.rglob("*") if path.is_file()]
+    return {path: path.read_bytes() for path in files if path.name != "resume.lock"}
+
+
+@pytest.mark.parametrize("end", ["finished", "failed", "cancelled"])
+def test_a_resume_that_slurm_refuses_changes_nothing(run_dir, fake_sbatch, end):
+    run_dir.append_event(end, exit_code=3)
+    hpcddp("resume", "r", "train.max_epochs=20")
+    run_dir.append_event(end, exit_code=3)
+    files, status = everything_of(run_dir), status_of(read_history(run_dir), None, 0.0)
+    (fake_sbatch / "refuse").touch()
+    with pytest.raises(SubmissionFailed, match="Invalid account"):
+        hpcddp("resume", "r", "train.max_epochs=30", "resources.time=09:00:00")
+    after = everything_of(run_dir)
+    new = set(after) - set(files)
+    assert {path.parent.name for path in new} == {"submitit"}  # what sbatch was given
+    assert {path: text for path, text in after.items() if path not in new} == files
+    assert status_of(read_history(run_dir), None, 0.0) == status
+
+
+def test_settings_outlive_a_resume_that_is_killed_before_its_job_is_sent(run_dir):
+    run_dir.append_event("failed")
+    before = run_dir.config.read_text()
+    keep_aside(run_dir)
+    run_dir.config.write_text(before.replace("lr: 0.5", "lr: 9.0"))
+    hpcddp("resume", "r", "train.max_epochs=20")
+    assert "lr: 0.5 " in run_dir.config.read_text()
+    assert not list(run_dir.path.glob(".before*"))
+
+
+def test_settings_stay_where_a_resume_is_killed_once_its_job_is_sent(run_dir):
+    run_dir.append_event("failed")
+    keep_aside(run_dir)
+    run_dir.config.write_text(run_dir.config.read_text().replace("lr: 0.5", "lr: 9.0"))
+    run_dir.append_event("submitted", job_id="12", launcher="slurm")
+    run_dir.append_event("failed", exit_code=1)
+    hpcddp("resume", "r", "train.max_epochs=20")
+    assert "lr: 9.0 " in run_dir.config.read_text()
+    assert not list(run_dir.path.glob(".before*"))
+
+
+def test_a_run_that_was_to_wait_for_another_says_that_it_does_not_wait_again(fake_sbatch):
+    before = RunDir(fake_sbatch / "runs" / "before")
+    before.path.mkdir(parents=True)
+    before.append_event("submitted", job_id="38", launcher="slurm")
+    before.append_event("started")
+    hpcddp("submit", "--cluster", "generic", "--name", "r", "--afterok", "before")
+    run_dir = RunDir(fake_sbatch / "runs" / "r")
+    run_dir.append_event("failed")
+    assert "to wait for job 38; this time it does not" in hpcddp("resume", "r").stderr
+    run_dir.append_event("failed")
+    assert "to wait" not in hpcddp("resume", "r").stderr
+
+
+def test_a_run_that_has_waited_and_begun_says_nothing_of_that(run_dir):
+    run_dir.append_event("submitted", job_id="12", launcher="slurm", afterok="38")
+    run_dir.append_event("launched", attempt=0)
+    run_dir.append_event("failed")
+    assert "to wait" not in hpcddp("resume", "r").stderr
+
+
+def make_checkpoint(run_dir, step):
+    path = checkpoint_path(run_dir.checkpoints, step)
+    path.mkdir(parents=True)
+    write_manifest(path, Manifest(step, {}))
+    return path
+
+
+def test_a_length_that_is_done_already_is_refused_before_anything_is_sent(run_dir):
+    make_checkpoint(run_dir, 26)
+    (checkpoint_path(run_dir.checkpoints, 40)).mkdir()  # torn: the run goes on from 26
+    run_dir.append_event("failed")
+    before = everything_of(run_dir)
+    words = [sys.executable, "-X", "importtime", "-m", "hpcddp", "resume", "r"]
+    done = subprocess.run(
+        [*words, "train.max_epochs=null", "train.max_steps=20"], capture_output=True, text=True
+    )
+    said = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
+    assert (done.returncode, len(said)) == (2, 1)
+    for part in ("26 steps", "step_000000026", "train.max_steps=20", "resume r train.max_steps=N"):
+        assert part in said[0]
+    assert not re.search(r"\| +torch$", done.stderr, re.MULTILINE)
+    assert everything_of(run_dir) == before
+    assert "job 4711" in hpcddp("resume", "r", "train.max_epochs=null", "train.max_steps=26").stdout

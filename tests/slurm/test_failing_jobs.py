@@ -110,8 +110,8 @@ def test_a_run_directory_that_a_node_cannot_write_fails_the_job(hpcddp, cluster,
     submit_held(hpcddp, "r", command=["true"])
     unwritable(hpcddp.run_dir("r").path)
     reason = release(hpcddp, cluster, "r")["reason"]
-    assert "JobLaunchFailure" in reason
-    assert "see " not in reason  # there is no log
+    assert f"gpu-01 could not open {hpcddp.run_dir('r').batch_log} (JobLaunchFailure)" in reason
+    assert "; see " not in reason  # there is no log
 
 
 def test_an_option_that_srun_does_not_know_fails_the_job(hpcddp, cluster):

@@ -46,25 +46,22 @@ def attempts_of(events: Sequence[Record], run_state: str) -> list[Attempt]:
 
 def _attempt(number: int, own: Sequence[Record], later: Sequence[Sequence[Record]]) -> Attempt:
     began = _value("began", own, own[0].get("time"))
-    ended = _end_event(own)
+    ends = [e for e in own if e["event"] in _ENDINGS and "global_rank" not in e]
+    # What the successor found out is the last word, and came too late to tell the time.
+    found_out = next((e for e in ends if e["event"] == "ended"), None)
+    told = next((e for e in ends if e["event"] != "ended"), None)
     return Attempt(
         attempt=number,
         job_id=_value("job_id", own),
-        end=_end(own, ended) or (_early_reason(own) if later else ""),
+        end=_end(own, found_out or told) or (_early_reason(own) if later else ""),
         began_time=began,
-        ended_time=ended.get("time") if ended and ended["event"] != "ended" else None,
+        ended_time=told.get("time") if told else None,
         steps_lost=_steps_lost(own, later),
         signal_to_exit_s=_seconds(
             _value("signal_time", own, _time_of("signal", own)), _exit_time(own)
         ),
         restart_to_first_step_s=_seconds(began, _time_of("first_step", own)),
     )
-
-
-def _end_event(own: Sequence[Record]) -> Record | None:
-    """The newest event that tells an end; what the successor found out is the last word."""
-    ends = [e for e in own if e["event"] in _ENDINGS and "global_rank" not in e]
-    return max(ends, key=lambda event: event["event"] == "ended", default=None)
 
 
 def _end(own: Sequence[Record], ended: Record | None) -> str:

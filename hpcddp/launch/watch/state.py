@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from hpcddp.launch.history import Record
 from hpcddp.launch.scheduler import JobInfo
 from hpcddp.launch.watch.failure import exit_words, failure_log, failure_words, is_rank_failure
+from hpcddp.launch.watch.job_words import who_cancelled, why_it_waits, why_not_launched
 from hpcddp.run_dir import RunDir
 
 ENDED_STATES = ("finished", "failed", "cancelled")
@@ -44,7 +45,8 @@ _TURNS = ("started", "signal", "stopped", "requeued", "failed")
 class Evidence:
     """All that is known of a run: `events` of its newest submission, `job` if there is one.
 
-    `now` and `last_write_time` (of the run's files) are Unix seconds.
+    `now`, `last_write_time` (of the run's files) and `prepared_time` (of its script, where nothing
+    was written since) are Unix seconds.
     """
 
     run_dir: RunDir
@@ -53,15 +55,24 @@ class Evidence:
     now: float
     last_write_time: float
     has_log: bool = True  # False where no batch script has run
+    prepared_time: float = 0.0
 
     @property
     def turn(self) -> Record | None:
         """The newest event that changes what the run is doing; not that of an older attempt, whose
         copy a node has kept and let go on.
         """
+        return self._newest(*_TURNS)
+
+    @property
+    def told_reason(self) -> str:
+        """Why Slurm stops the newest attempt, asked when the signal came; "" where it did not."""
+        return str((self._newest("stop_reason") or {}).get("reason", ""))
+
+    def _newest(self, *kinds: str) -> Record | None:
         newest = max((e["attempt"] for e in self.events if e.get("attempt") is not None), default=0)
-        turns = (e for e in reversed(self.events) if e["event"] in _TURNS)
-        return next((e for e in turns if e.get("attempt", newest) >= newest), None)
+        found = (e for e in reversed(self.events) if e["event"] in kinds)
+        return next((e for e in found if e.get("attempt", newest) >= newest), None)
 
     @property
     def phase(self) -> str:
@@ -73,6 +84,11 @@ class Evidence:
 
     def last(self, kind: str) -> Record | None:
         return next((e for e in reversed(self.events) if e["event"] == kind), None)
+
+    @property
+    def num_nodes(self) -> int:
+        """What the run was submitted with, 1 where that is not known."""
+        return (self.last("submitted") or {}).get("nodes", 1)
 
     @property
     def is_cancelled(self) -> bool:
@@ -114,7 +130,7 @@ def decide_state(seen: Evidence) -> tuple[str, str]:
         if seen.phase == "started" and seen.job.restarts == 0 and not seen.has("requeued"):
             return "running", ""  # it has started since Slurm was asked
         again = seen.job.restarts or seen.has("started") or seen.has("requeued")
-        return "requeued" if again else "pending", _why_it_waits(seen.job)
+        return "requeued" if again else "pending", why_it_waits(seen.job)
     if state in _LEAVING:
         return ("requeued" if seen.phase == "requeued" else "stopping"), _why_it_stops(seen)
     if state in _ACTIVE:
@@ -125,35 +141,6 @@ def decide_state(seen: Evidence) -> tuple[str, str]:
 def _gave_up(seen: Evidence) -> bool:
     """The batch script's last act was to record a failure; only its exit is still to come."""
     return seen.phase == "failed" and seen.turn is not None and not is_rank_failure(seen.turn)
-
-
-# Slurm takes such a job all the same, for somebody might change the partition.
-_TOO_MUCH = {
-    "PartitionConfig": "it asks for more than its partition has",
-    "PartitionNodeLimit": "it asks for more nodes than its partition gives to one job",
-    "PartitionTimeLimit": "it asks for more time than its partition gives",
-    "BadConstraints": "no node has what it asks for",
-}
-
-
-def _why_it_waits(job: JobInfo) -> str:
-    if job.state == "CONFIGURING":
-        return "its nodes are being prepared"
-    if job.reason in _TOO_MUCH:
-        return (
-            f"{job.reason}: it may never start, as {_TOO_MUCH[job.reason]}. Cancel it, ask for less"
-        )
-    if job.reason == "BeginTime" and job.restarts:
-        return (
-            "BeginTime: Slurm holds it back after a requeue. To start it as soon as there is room: "
-            f"scontrol update jobid={job.job_id} StartTime=now"
-        )
-    if job.reason == "Dependency":
-        return (
-            "Dependency: another job has to end first. Which one: "
-            f"squeue --jobs={job.job_id} --Format=Dependency:80"
-        )
-    return job.reason or "Slurm has not considered it yet"
 
 
 def _state_of_running_job(seen: Evidence, job: JobInfo) -> tuple[str, str]:
@@ -171,7 +158,7 @@ def _state_of_ended_job(seen: Evidence, job: JobInfo) -> tuple[str, str]:
     if seen.has("cancelled"):
         return "cancelled", _cancelled_by(seen)
     if job.state == "CANCELLED":
-        return "cancelled", f"by `scancel` or by Slurm {job.reason}".strip()
+        return "cancelled", who_cancelled(job)
     if job.state != "COMPLETED" or seen.phase == "failed":
         return "failed", _failure(seen, job)
     if seen.phase in ("signal", "stopped", "requeued"):
@@ -192,6 +179,8 @@ def _state_without_scheduler(seen: Evidence) -> tuple[str, str]:
     if seen.phase in ("started", "signal", "stopped") and silent_s < _FRESH_S and not is_gone:
         state = "running" if seen.phase == "started" else "stopping"
         return state, f"{why}{_WROTE}{silent_s:.0f} s ago"
+    if not seen.events and seen.now - seen.prepared_time < _FRESH_S:
+        return "pending", "it is being sent"  # sbatch waits for a controller that is away
     if not seen.events:
         return "unknown", "it was prepared and never sent"
     return "unknown", f"{why}; its last sign of life was {clock_text(seen.last_write_time)}"
@@ -211,7 +200,7 @@ def _why_it_stops(seen: Evidence) -> str:
     """What the newest event says about an attempt that is on its way out."""
     event = seen.turn
     if event is None or event["event"] == "started":
-        return ""
+        return seen.told_reason
     if event["event"] == "failed":
         return _failure(seen, None)
     if event["event"] == "signal":
@@ -223,6 +212,8 @@ def _why_it_stops(seen: Evidence) -> str:
 
 def _failure(seen: Evidence, job: JobInfo | None) -> str:
     """Why the run failed: Slurm's word, then what its events say, then where to read on."""
+    if job and (why := why_not_launched(job, seen.run_dir.batch_log, seen.num_nodes)):
+        return why
     parts = [_ENDED.get(job.state, "") if job else "", *failure_words(seen.events)]
     if not any(parts) and job is not None:
         reason = f" ({job.reason})" if job.reason else ""

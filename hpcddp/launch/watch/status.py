@@ -1,13 +1,15 @@
 """What each run is doing, as one frozen value. Asks no scheduler: it is told what that says."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED
 from hpcddp.launch.history import Record, RunHistory
 from hpcddp.launch.scheduler import JobInfo
 from hpcddp.launch.watch.attempts import Attempt, attempts_of
-from hpcddp.launch.watch.state import ENDED_STATES, Evidence, decide_state
+from hpcddp.launch.watch.state import ENDED_STATES, Evidence, decide_state, is_finish
+from hpcddp.run_dir import RunDir
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,10 @@ def status_of(history: RunHistory, job: JobInfo | None, now: float) -> RunStatus
     """The status of a run from its files and what its scheduler says, if it says anything."""
     events, submission, train = history.current, history.submission, history.train
     has_log = history.run_dir.batch_log.exists()
-    seen = Evidence(history.run_dir, events, job, now, history.last_write_time, has_log)
+    prepared_time = 0.0 if events else _prepared_time(history.run_dir)
+    seen = Evidence(
+        history.run_dir, events, job, now, history.last_write_time, has_log, prepared_time
+    )
     state, reason = decide_state(seen)
     has_ended = state in ENDED_STATES
     started, finished = seen.last("started") or {}, seen.last("finished") or {}
@@ -97,6 +102,12 @@ def status_of(history: RunHistory, job: JobInfo | None, now: float) -> RunStatus
     )
 
 
+def _prepared_time(run_dir: RunDir) -> float:
+    with suppress(OSError):
+        return run_dir.script.stat().st_mtime
+    return 0.0
+
+
 def _newest(key: str, events: Sequence[Record]) -> int | None:
     """The newest value of a key that only some events have."""
     return next((e[key] for e in reversed(events) if e.get(key) is not None), None)
@@ -120,7 +131,11 @@ def _step(history: RunHistory) -> int | None:
 
 
 def _last_word(events: Sequence[Record]) -> Record | None:
-    """The event by which the run told its end, if it did; a late save may follow it."""
+    """The event by which the run told its end, if it did; a late save may follow it, and even a
+    signal a finish.
+    """
+    if finishes := [event for event in events if is_finish(event)]:
+        return finishes[-1]
     words = [event for event in events if not event["event"].startswith("checkpoint")]
     return words[-1] if words and words[-1]["event"] in ENDED_STATES else None
 

@@ -49,6 +49,13 @@ def test_the_steps_after_the_last_checkpoint_are_lost_with_a_killed_attempt():
     assert (first.end, first.steps_lost, first.ended_time) == ("node failure", 10, None)
 
 
+def test_an_end_that_was_told_and_then_explained_keeps_its_time():
+    requeued = event("requeued", 0, 120.0, reason="requeued by Slurm")
+    found = event("ended", 0, 150.0, reason="node failure", nodes=["n1"])
+    [attempt] = attempts_of([event("launched", 0, 100.0), requeued, found], "requeued")
+    assert (attempt.end, attempt.ended_time) == ("node failure", 120.0)
+
+
 def test_steps_are_lost_with_the_attempt_that_did_them_whoever_does_them_again():
     events = [
         event("launched", 0, 100.0),

@@ -48,13 +48,14 @@ def make_run(root, *events, metrics=(), name="demo"):
 def test_the_state_follows_from_events_and_scheduler(case, tmp_path):
     history = read_history(make_run(tmp_path, *case["events"]))
     job = JobInfo("38", **case["job"]) if "job" in case else None
-    wrote = case.get("wrote", 1900)
-    seen = Evidence(history.run_dir, history.current, job, now=2000, last_write_time=wrote)
+    times = {"last_write_time": case.get("wrote", 1900), "prepared_time": case.get("prepared", 0)}
+    seen = Evidence(history.run_dir, history.current, job, now=2000, **times)
     state, reason = decide_state(seen)
     assert state == case["state"]
     for part in case["reason"]:
         assert part in reason
         assert part or not reason
+    assert not [part for part in case.get("not", ()) if part in reason]
 
 
 def test_the_cases_cover_every_state():
@@ -108,6 +109,14 @@ def test_a_finished_run_tells_its_last_step_accuracy_and_end(tmp_path):
     found = status(run_dir)
     assert (found.step, found.accuracy, found.exit_code) == (40, 0.975, 0)
     assert found.ended_time == 1500
+
+
+@pytest.mark.parametrize(
+    "later", ["stop_reason reason=preempted", "failed reason=not_submitted:_x exit_code=1"]
+)
+def test_what_follows_a_finish_changes_neither_its_exit_code_nor_its_time(tmp_path, later):
+    found = status(make_run(tmp_path, "submitted", "started", "finished step=40", later))
+    assert (found.state, found.exit_code, found.ended_time) == ("finished", 0, 1002)
 
 
 def test_a_resumed_attempt_counts_from_its_checkpoint_until_it_reports(tmp_path):
