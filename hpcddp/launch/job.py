@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 PROCESS_VARIABLE = "HPCDDP_PROCESS_ID"  # the process that has said all this before it became us
 _NOT_THE_USERS_FAULT = (
     "rendezvous", "checkpoint_not_written", "report_not_written", "wrong_sum", "group_failed",
-    "owner_not_known",
+    "owner_not_known", "run_dir_gone",
 )  # fmt: skip
 _NO_ROOM = "no_space"
 _MOST_HOSTS_TOLD = 64

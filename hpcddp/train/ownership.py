@@ -96,6 +96,12 @@ class Ownership:
         if owner.get("nonce") != self._mine["nonce"]:
             raise self._superseded(owner)
 
+    def is_folder_gone(self) -> bool:
+        """True where the run's folder is not there, or is another one: nothing can be saved."""
+        with suppress(OSError):
+            return _read(self._path) is None
+        return False
+
     def check_heard(self) -> None:
         """As `check`, but of what was last heard in the background: costs nothing."""
         if self._lost is not None:

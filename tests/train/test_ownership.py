@@ -261,6 +261,8 @@ def test_where_the_file_system_has_gone_the_run_is_not_made_anew(tmp_path, leave
     error = refusal(lambda: save_snapshot(folder, 5, {}, {}, Retention(2), fence=owner.check))
     assert error.code == "checkpoint_not_written"
     assert "owner.json is gone" in error.message
+    assert "moved or removed" in error.message
+    assert "Make room" not in error.message
     assert list(tmp_path.glob("runs/r/*")) == []
     (tmp_path / "runs").exists() and shutil.rmtree(tmp_path / "runs")
     (tmp_path / "elsewhere").rename(tmp_path / "runs")
