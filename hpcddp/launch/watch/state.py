@@ -53,6 +53,7 @@ class Evidence:
     now: float
     last_write_time: float
     has_log: bool = True  # False where no batch script has run
+    complaint: str = ""  # of the batch script, which could not record it
 
     @property
     def turn(self) -> Record | None:
@@ -227,6 +228,7 @@ def _failure(seen: Evidence, job: JobInfo | None) -> str:
     if not any(parts) and job is not None:
         reason = f" ({job.reason})" if job.reason else ""
         parts.append(f"its job is {job.state}{reason}, {exit_words(job.exit_code)}")
+        parts.append(seen.complaint)
     if seen.has_log:
         parts.append(f"see {failure_log(seen.run_dir, seen.events)}")
     return "; ".join(filter(None, parts))
