@@ -4,16 +4,24 @@ Everything here must survive two writers and a kill at any moment: events are ap
 `write` of one line, whole files are written beside their name and renamed.
 """
 
+import errno
 import json
+import logging
 import os
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 RUNS_DIR_VARIABLE = "HPCDDP_RUNS_DIR"
+# Errors that somebody can end by making room, and what they are called.
+NO_SPACE = {
+    errno.ENOSPC: "no space left on device",
+    errno.EDQUOT: "no space: disk quota exceeded",
+}
 # What events.jsonl and metrics.jsonl hold, as far as anybody reads it.
 _INTEGERS = (
     "attempt bytes exit_code failure global_rank last_step max_steps nodes processes_per_node "
@@ -30,6 +38,8 @@ _FIELD_TYPES: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(_TEXTS.split(" "), (str,)),
 }
 
+_log = logging.getLogger(__name__)
+
 
 def runs_root(environ: Mapping[str, str]) -> Path:
     """The folder that holds all runs: $HPCDDP_RUNS_DIR, else ./runs; absolute."""
@@ -45,6 +55,33 @@ def write_atomically(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, path)
+
+
+@contextmanager
+def survive_a_full_disk() -> Iterator[None]:
+    """A record that cannot be written is no reason to lose the training."""
+    try:
+        yield
+    except OSError as error:
+        _log.warning("Cannot write to the run directory: %s", error)
+
+
+def space_problem(folder: Path) -> str:
+    """Why no file can be written there for want of room, "" if one can. Writes one, since the
+    figures of a file system do not tell of a quota.
+    """
+    probe = folder / f".probe.{socket.gethostname()}-{os.getpid()}"
+    try:
+        with probe.open("w", encoding="utf-8") as file:
+            file.write("probe\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return NO_SPACE.get(error.errno or 0, "")
+    finally:
+        with suppress(OSError):
+            probe.unlink()
+    return ""
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What holds for all tests, a folder with a short path, and a real browser to open pages in."""
+"""What holds for all tests, a short path, a small disk, and a real browser to open pages in."""
 
 import json
 import os
@@ -29,6 +29,22 @@ def short_tmp():
     """A folder whose path leaves room for sockets in it (107 bytes); pytest's may not."""
     with tempfile.TemporaryDirectory(prefix="hpcddp-", dir="/tmp") as folder:
         yield Path(folder)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """Eight MiB of file system, all of its own."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small tmpfs needs root")
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "none", folder], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a tmpfs here: {mounted.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
 
 
 @dataclass

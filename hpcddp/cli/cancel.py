@@ -37,11 +37,26 @@ def command(run: str) -> None:
         _cancel_job(run_dir, status)
     elif status.launcher == "local":
         _stop_local(run_dir, status)
+    elif status.launcher is None:
+        raise _not_sent(run_dir, status)
     else:
         raise HpcddpError(
             f"Run `{run}` was not sent by `submit` (launcher: {status.launcher}, "
             f"{status.job_id}), so there is no job to cancel. Stop it where you started it."
         )
+
+
+def _not_sent(run_dir: RunDir, status: RunStatus) -> HpcddpError:
+    """What is known where nobody recorded how the run was sent, or that was removed since."""
+    what = f"{run_dir.events} does not say how run `{run_dir.name}` was sent"
+    if not status.job_id:
+        return HpcddpError(f"{what}, and names no job: there is none to cancel.")
+    if not status.job_id[:1].isdigit():
+        return HpcddpError(f"{what}. It names {status.job_id}: stop that where you started it.")
+    return HpcddpError(
+        f"{what}, as if it had been removed while its job ran. It names job {status.job_id}: look "
+        f"whose that is (squeue --jobs={status.job_id}), then type: scancel {status.job_id}"
+    )
 
 
 def _cancel_job(run_dir: RunDir, status: RunStatus) -> None:

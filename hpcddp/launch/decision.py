@@ -30,6 +30,8 @@ class Ending:
     terminated: bool = False
     out_of_memory: bool = False
     culprit: str = ""
+    no_space: str = ""  # where nothing else tells why: that there is no room, in words
+    silent: int = 0  # attempts right before this one of which no event could be written
     is_own_program: bool = False  # a user's command, whose checkpoints nobody here can see
     time: float = 0.0
 
@@ -86,20 +88,28 @@ def _after_stop(ending: Ending, events: Sequence[Event], budget: RequeueConfig) 
         idle, what = _short_attempts(ending, events), f"ended within {_SHORT_S:.0f} s by themselves"
     else:
         idle, what = _attempts_without_progress(events), "made no progress"
+    idle += ending.silent
     if idle >= budget.max_without_progress > 0:
         reason = f"{idle} attempts in a row {what} (requeue.max_without_progress)"
-        return Decision("failed", reason, EXIT_AGAIN)
-    return Decision("requeued", ending.why.value, EXIT_AGAIN)
+        return Decision("failed", f"{_cause(ending)}{reason}", EXIT_AGAIN)
+    is_full = bool(ending.no_space) and ending.why.value in _BY_ITSELF
+    return Decision("requeued", ending.no_space if is_full else ending.why.value, EXIT_AGAIN)
 
 
 def _after_failure(ending: Ending, events: Sequence[Event], budget: RequeueConfig) -> Decision:
     failures = 1 + sum(event["event"] == "requeued" and "failure" in event for event in events)
-    what = "out of memory, " if ending.out_of_memory else ""
+    what = _cause(ending)
     if failures <= budget.max_failures:
         reason = f"{what}failure {failures} of at most {budget.max_failures} (requeue.max_failures)"
         return Decision("requeued", reason, ending.exit_code)
     where = f" of {ending.culprit}" if ending.culprit else ""
     return Decision("failed", f"{what}exit code {ending.exit_code}{where}", ending.exit_code)
+
+
+def _cause(ending: Ending) -> str:
+    """What stands before the rest of the reason, "" where nobody knows."""
+    cause = "out of memory" if ending.out_of_memory else ending.no_space
+    return f"{cause}, " if cause else ""
 
 
 def _attempts_without_progress(events: Sequence[Event]) -> int:

@@ -123,12 +123,14 @@ class RunHistory:
     def submission(self) -> Record:
         """The newest `submitted` event, or an empty record.
 
-        Where sbatch gave no answer there is no job id in it; the job itself tells it later.
+        Where sbatch gave no answer there is no job id in it, and in a folder that was removed
+        under its job there is no such event: the job itself tells its id later.
         """
         newest = next(filter(is_submission, reversed(self.events)), {})
-        if not newest or "job_id" in newest:
+        if "job_id" in newest:
             return newest
-        job_id = next((event["job_id"] for event in self.current if "job_id" in event), None)
+        job_ids = (event["job_id"] for event in reversed(self.current) if "job_id" in event)
+        job_id = next(job_ids, None)
         return newest | {"job_id": job_id} if job_id else newest
 
 

@@ -36,7 +36,7 @@ from hpcddp.launch.refusal import is_refused, mark_refusal
 from hpcddp.launch.sizes import threads_of_process
 from hpcddp.launch.witness import attend
 from hpcddp.leave import leave
-from hpcddp.run_dir import RunDir
+from hpcddp.run_dir import RunDir, survive_a_full_disk
 from hpcddp.stop_flag import STOP_SIGNALS, StopFlag
 
 if TYPE_CHECKING:
@@ -45,8 +45,9 @@ if TYPE_CHECKING:
 PROCESS_VARIABLE = "HPCDDP_PROCESS_ID"  # the process that has said all this before it became us
 _NOT_THE_USERS_FAULT = (
     "rendezvous", "checkpoint_not_written", "report_not_written", "wrong_sum", "group_failed",
-    "owner_not_known",
+    "owner_not_known", "run_dir_gone",
 )  # fmt: skip
+_NO_ROOM = "no_space"
 _MOST_HOSTS_TOLD = 64
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # and an ignored signal stays so over exec
 
@@ -173,7 +174,8 @@ def _work(
 def _tell_network(run_dir: RunDir, layout: ProcessLayout, network: Network) -> None:
     if network.reasons and _tells_all(layout):
         place = {"attempt": layout.attempt, "node_rank": layout.node_rank}
-        run_dir.append_event("network", **place, choices=list(network.reasons))
+        with survive_a_full_disk():
+            run_dir.append_event("network", **place, choices=list(network.reasons))
 
 
 def _tells_all(layout: ProcessLayout) -> bool:
@@ -266,15 +268,17 @@ def fail(
     if run_dir is not None:
         if is_refused(error, run_dir, layout):  # the run is in other hands, whose story it tells
             mark_refusal(run_dir, code, environ)
-        else:
+        elif code != EXIT_AGAIN:  # what little room there is belongs to the script's last act
             _record_failure(run_dir, layout, error, code)
     return code
 
 
 def exit_code_of(error: BaseException) -> int:
-    """Wrong usage, unless nobody has used anything wrongly."""
+    """Wrong usage, unless nobody has used anything wrongly; a full disk may have room later."""
     if isinstance(error, KeyboardInterrupt):
         return EXIT_INTERRUPTED
+    if isinstance(error, HpcddpError) and error.code == _NO_ROOM:
+        return EXIT_AGAIN
     is_usage = isinstance(error, HpcddpError) and error.code not in _NOT_THE_USERS_FAULT
     return EXIT_USAGE if is_usage else EXIT_FAILED
 

@@ -1,4 +1,4 @@
-"""What srun said of its tasks in one attempt, read from the run's batch log. Asks nobody."""
+"""What srun and the batch script said in one attempt, read from its batch log. Asks nobody."""
 
 import re
 from collections.abc import Sequence
@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from hpcddp.launch.history import FileTail
 from hpcddp.run_dir import RunDir
 
-_TAIL_BYTES = 256 * 1024
+_TAIL_BYTES, _COMPLAINT_TAIL_BYTES = 256 * 1024, 4 * 1024
+_OURS = "hpcddp: "
 # `srun: error: gpu-01: tasks 2-3: Exited with exit code 1`, or `Terminated`, `Killed` and others.
 _TASK_END = re.compile(r"srun: error: (\S+): (tasks? [\d,-]+): (?:Exited with exit code (\d+)|\w+)")
 # `srun: error: gpu-01: task 2: Out Of Memory`, and slurmstepd's `Detected 1 oom-kill event(s)`.
@@ -22,6 +23,14 @@ def words_of_attempt(run_dir: RunDir, attempt: int) -> list[str]:
     words = [line.decode(errors="replace") for line in lines]
     begins = [i for i, line in enumerate(words) if line == f"hpcddp: attempt {attempt}"]
     return words[begins[-1] :] if begins else words
+
+
+def last_complaint(run_dir: RunDir) -> str:
+    """What the newest attempt's script could not do, in its last line; "" if it ends otherwise."""
+    lines = FileTail(run_dir.batch_log, _COMPLAINT_TAIL_BYTES).lines()
+    last = lines[-1].decode(errors="replace") if lines else ""
+    is_ours = last.startswith(_OURS) and not last.startswith(f"{_OURS}attempt ")
+    return last.removeprefix(_OURS) if is_ours else ""
 
 
 def has_run_out_of_memory(words: Sequence[str]) -> bool:

@@ -24,8 +24,8 @@ from hpcddp.config.schema import RunConfig
 from hpcddp.config.write import read_config
 from hpcddp.errors import HpcddpError, SubmissionFailed
 from hpcddp.launch.decision import Decision, Ending, Event, decide
+from hpcddp.launch.ending import ending_of, silent_attempts
 from hpcddp.launch.history import since_sent
-from hpcddp.launch.last_words import first_exit, has_run_out_of_memory, words_of_attempt
 from hpcddp.launch.refusal import refusal_code
 from hpcddp.launch.scheduler import lost_nodes
 from hpcddp.launch.slurm_tool import is_silence, tell
@@ -35,7 +35,7 @@ from hpcddp.launch.stop_reason import (
     ask_stop_reason,
     settle_reason,
 )
-from hpcddp.run_dir import RunDir
+from hpcddp.run_dir import NO_SPACE, RunDir
 
 _SCONTROL_TIMEOUT_S = 60
 _CONTROLLER_AWAY_S, _PAUSE_S = 900.0, 5.0  # how long an absent controller is waited for
@@ -116,9 +116,10 @@ def _look(
     if "SLURM_JOB_ID" in environ and exit_code != EXIT_DONE:
         now = ask_stop_reason(environ, config.resources.warn_before_s)
     why = settle_reason(now, _early_reason(run_dir, attempt), time.time())
-    events = since_sent(run_dir.read_events())  # read last: `cancel` may have written meanwhile
-    ending = _ending(run_dir, exit_code, attempt, events, is_own_program=bool(config.command))
-    ending = dataclasses.replace(ending, why=why, terminated=terminated)
+    told = run_dir.read_events()  # read last: `cancel` may have written meanwhile
+    events, silent = since_sent(told), silent_attempts(told, attempt, environ)
+    ending = ending_of(run_dir, exit_code, attempt, events, is_own_program=bool(config.command))
+    ending = dataclasses.replace(ending, why=why, terminated=terminated, silent=silent)
     return _Outlook(ending, events, decide(ending, events, config.requeue), now)
 
 
@@ -134,33 +135,6 @@ def _has_decided(events: Sequence[Event], attempt: int) -> bool:
     """An earlier call was ended by the requeue it had asked for, or as its whole job was."""
     own = [event for event in events if event.get("attempt") == attempt]
     return any(event["event"] in ("requeued", "cancelled") for event in own)
-
-
-def _ending(
-    run_dir: RunDir, exit_code: int, attempt: int, events: Sequence[Event], *, is_own_program: bool
-) -> Ending:
-    """The end as this host saw it; srun's words and the processes' tell what its code hides."""
-    words = words_of_attempt(run_dir, attempt)
-    first = first_exit(words) if is_own_program and exit_code else None
-    code, culprit = first or (_code_of_processes(exit_code, attempt, events), "")
-    return Ending(
-        code,
-        attempt,
-        out_of_memory=exit_code not in (EXIT_DONE, EXIT_AGAIN) and has_run_out_of_memory(words),
-        culprit=culprit,
-        is_own_program=is_own_program,
-        time=time.time(),
-    )
-
-
-def _code_of_processes(exit_code: int, attempt: int, events: Sequence[Event]) -> int:
-    """The code of the process that failed, where srun's 75 is only of those that srun has ended for
-    it: they had nothing to save yet.
-    """
-    own = [event for event in events if event.get("attempt") == attempt]
-    failed = next((e.get("exit_code") for e in own if e["event"] == "failed"), None)
-    has_stopped = any(event["event"] == "stopped" for event in own)
-    return failed if exit_code == EXIT_AGAIN and failed and not has_stopped else exit_code
 
 
 def _early_reason(run_dir: RunDir, attempt: int) -> Event:
@@ -181,7 +155,12 @@ def _record(run_dir: RunDir, seen: _Outlook) -> None:
         fields["reason"] = decision.reason
     if task := re.search(r"\d+", ending.culprit.partition(" on ")[0]):
         fields["task"] = int(task[0])
-    run_dir.append_event(decision.event, **fields, exit_code=ending.exit_code)
+    try:
+        run_dir.append_event(decision.event, **fields, exit_code=ending.exit_code)
+    except OSError as error:
+        if error.errno not in NO_SPACE:
+            raise  # the next attempt counts this one by its number
+        print(f"hpcddp: not recorded: {decision.event}: {error}", file=sys.stderr)
 
 
 def _start_again(

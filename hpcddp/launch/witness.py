@@ -10,7 +10,7 @@ from hpcddp.config.schema import RunConfig
 from hpcddp.launch.history import FileTail, Record, newest_step
 from hpcddp.launch.scheduler import lost_nodes, restarted_nodes
 from hpcddp.launch.stop_reason import StopReason, ask_stop_reason
-from hpcddp.run_dir import RunDir
+from hpcddp.run_dir import RunDir, survive_a_full_disk
 from hpcddp.stop_flag import StopFlag
 
 _NODE_FAILURE, _NODE_RESTART = "node failure", "daemon of its node restarted"
@@ -29,8 +29,9 @@ def attend(
 
     Call it in the main process. The thread that is returned ends once it has noted that.
     """
-    _explain_predecessor(layout, run_dir)
-    _record_launch(layout, run_dir, environ)
+    with survive_a_full_disk():
+        _explain_predecessor(layout, run_dir)
+        _record_launch(layout, run_dir, environ)
     notes = threading.Thread(
         target=_note_stop,
         args=(config, layout, run_dir, stop_flag, environ),

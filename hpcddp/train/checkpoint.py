@@ -238,8 +238,11 @@ def _is_intact(path: Path) -> bool:
 def _not_written(checkpoints_dir: Path, step: int, error: OSError) -> CheckpointError:
     older = [info for info in list_checkpoints(checkpoints_dir) if info.step < step]
     kept = f"{older[-1].path.name} is untouched" if older else "there is no older one"
+    advice = "Make room or check the quota, or point the run at another file system."
+    if isinstance(error, FileNotFoundError):
+        advice = "Was the run's folder moved or removed? It has to be there while the run trains."
     return CheckpointError(
         f"The checkpoint of step {step} was not written to {checkpoints_dir}: {error.strerror} "
-        f"({kept}). Make room or check the quota, or point the run at another file system.",
+        f"({kept}). {advice}",
         NOT_WRITTEN,
     )

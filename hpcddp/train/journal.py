@@ -7,13 +7,11 @@ tensor.
 import logging
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from hpcddp.checkpoint_dir import CheckpointInfo, read_manifest
 from hpcddp.config.layout import ProcessLayout
-from hpcddp.run_dir import RunDir, append_json_line
+from hpcddp.run_dir import RunDir, append_json_line, survive_a_full_disk
 from hpcddp.train.fingerprint import change_words
 from hpcddp.train.resume import ResumePoint
 
@@ -118,21 +116,12 @@ class Journal:
     def _event(self, kind: str, **fields: Any) -> None:  # noqa: ANN401
         if self._layout.is_main:
             place = {"attempt": self._layout.attempt, "job_id": self._layout.job_id}
-            with _survive_a_full_disk():
+            with survive_a_full_disk():
                 self._run_dir.append_event(kind, **place, **fields)
 
     def _metrics(self, **fields: Any) -> None:  # noqa: ANN401
         """After a crash a step can have two records; the later one counts."""
         if self._layout.is_main:
             record = {**fields, "attempt": self._layout.attempt, "time": round(time.time(), 3)}
-            with _survive_a_full_disk():
+            with survive_a_full_disk():
                 append_json_line(self._run_dir.metrics, record)
-
-
-@contextmanager
-def _survive_a_full_disk() -> Iterator[None]:
-    """A record that cannot be written is no reason to lose the training."""
-    try:
-        yield
-    except OSError as error:
-        _log.warning("Cannot write to the run directory: %s", error)

@@ -21,7 +21,7 @@ from typing import Any
 from hpcddp.checkpoint_dir import remove_left_overs
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.errors import HpcddpError
-from hpcddp.run_dir import RunDir, write_atomically
+from hpcddp.run_dir import NO_SPACE, RunDir, write_atomically
 
 _BEAT_S = 5.0
 _RETRY_AFTER_S = 1.0  # network file systems have hiccups
@@ -52,7 +52,7 @@ class Ownership:
     def claim(self) -> None:
         """Become the owner. Raises HpcddpError: `superseded` for an older copy of what owns the
         run now, `run_in_use` while another start trains it, `owner_not_known` when it cannot be
-        read or written twice.
+        read or written twice, `no_space` where that is for want of room.
 
         Waits, at most `silent_s`, only where an owner on another host has said nothing of its end.
         Who is the owner already only looks whether that is still so.
@@ -64,11 +64,7 @@ class Ownership:
             try:
                 self._claim()
             except OSError as error:
-                raise HpcddpError(
-                    f"Cannot read or write {self._path}: {error.strerror} (a moment before: "
-                    f"{first.strerror}). Check the run's folder and its file system.",
-                    "owner_not_known",
-                ) from error
+                raise self._not_claimed(first, error) from error
 
     def _claim(self) -> None:
         if not self._is_claimed:
@@ -100,6 +96,12 @@ class Ownership:
         if owner.get("nonce") != self._mine["nonce"]:
             raise self._superseded(owner)
 
+    def is_folder_gone(self) -> bool:
+        """True where the run's folder is not there, or is another one: nothing can be saved."""
+        with suppress(OSError):
+            return _read(self._path) is None
+        return False
+
     def check_heard(self) -> None:
         """As `check`, but of what was last heard in the background: costs nothing."""
         if self._lost is not None:
@@ -130,6 +132,15 @@ class Ownership:
             f"Run `{self._run}` now belongs to {_words(owner)}. This is {_words(self._mine)}, an "
             "older copy; it ends here and writes nothing more.",
             "superseded",
+        )
+
+    def _not_claimed(self, first: OSError, error: OSError) -> HpcddpError:
+        is_full = error.errno in NO_SPACE
+        advice = "Make room or check the quota" if is_full else "Check its folder and file system"
+        return HpcddpError(
+            f"Cannot read or write {self._path}: {error.strerror} (a moment before: "
+            f"{first.strerror}). {advice}.",
+            "no_space" if is_full else "owner_not_known",
         )
 
     def _in_use(self, owner: Mapping[str, Any]) -> HpcddpError:

@@ -26,6 +26,7 @@ from hpcddp.train.process_group import Ranks
 from hpcddp.train.state import TrainState
 
 _RETRY_AFTER_S = 1.0  # network file systems have hiccups
+_GONE_FOR_GOOD = 2  # saves in a row
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ class Saver:
     saved_step: int  # the newest step that needs no saving; at the start, where it began
     owner: Ownership | None = None  # None: nobody else can know of the folder
     keep_best: bool = False
+    _times_gone: int = 0  # saves in a row that have not found the run's folder
     _write_s: float = 0.0  # how long the newest write took
     _copy: HostCopy = field(default_factory=HostCopy)
     _writer: Background = field(default_factory=lambda: Background("checkpoint-writer"))
@@ -79,12 +81,14 @@ class Saver:
         self._writer.start(partial(self._write, state.step, snapshot, stall_s, best))
 
     def check_owner(self) -> None:
-        """Raise HpcddpError `superseded` if another start of the run is known to have taken over.
-
-        Costs nothing; nothing is committed after that anyway.
+        """Raise HpcddpError where nothing can be saved any more: `superseded` if another start of
+        the run is known to have taken over, `run_dir_gone` if two saves in a row have not found the
+        run's folder. Costs nothing.
         """
         if self.is_main and self.owner is not None:
             self.owner.check_heard()
+            if self._times_gone >= _GONE_FOR_GOOD:
+                raise _gone(self.folder.parent)
 
     def drain(self) -> None:
         """Return when no write is under way. Collective: nobody may leave before the writer."""
@@ -128,6 +132,8 @@ class Saver:
             if best is not None:
                 self._mark(best)
         except CheckpointError as error:
+            is_gone = self.owner is not None and self.owner.is_folder_gone()
+            self._times_gone = self._times_gone + 1 if is_gone else 0
             self.journal.not_saved(step, error.message)
         except HpcddpError:
             raise  # another start owns the run: this comes out of the next wait
@@ -163,9 +169,18 @@ class Saver:
             _log.warning("Trying once more in %g s: %s", _RETRY_AFTER_S, error.message)
             time.sleep(_RETRY_AFTER_S)
             info = store()
-        self.saved_step = step
+        self.saved_step, self._times_gone = step, 0
         self._write_s = time.perf_counter() - begin
         return info, self._write_s
+
+
+def _gone(run_dir: Path) -> HpcddpError:
+    return HpcddpError(
+        f"The folder of this run, {run_dir}, is gone: two saves in a row have not found it. What "
+        "is trained could not be kept, so training ends here. Put the folder back and resume the "
+        "run; end a run (`hpcddp cancel`) before you move or remove its folder.",
+        "run_dir_gone",
+    )
 
 
 def _nonfinite_words(step: int, name: str) -> str:

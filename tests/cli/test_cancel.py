@@ -128,6 +128,20 @@ def test_a_run_that_submit_did_not_send_cannot_be_cancelled(run_dir):
         cancel()
 
 
+def test_where_the_record_of_the_submission_is_gone_the_job_is_named(run_dir, tools):
+    tools(squeue=RUNNING, scancel="exit 9")
+    run_dir.events.touch()
+    with pytest.raises(HpcddpError, match="does not say how run `demo` was sent, and names no job"):
+        cancel()
+    run_dir.append_event("checkpoint_failed", attempt=0, job_id="80")
+    with pytest.raises(HpcddpError, match=r"names job 80.*type: scancel 80"):
+        cancel()
+    assert kinds(run_dir) == ["checkpoint_failed"]
+    run_dir.append_event("checkpoint_failed", attempt=0, job_id="pid-9")
+    with pytest.raises(HpcddpError, match="names pid-9: stop that where you started it"):
+        cancel()
+
+
 def test_a_local_run_is_stopped_with_its_supervisor(run_dir):
     words = [sys.executable, "-c", SUPERVISOR, str(run_dir.path)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True) as supervisor:

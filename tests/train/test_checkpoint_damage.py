@@ -227,22 +227,6 @@ def test_everything_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch
 # ---------------------------------------------------------------- failing writes
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """Eight MiB of file system, all of its own."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small tmpfs needs root")
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=8m", "none", folder], capture_output=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"cannot mount a tmpfs here: {mounted.stderr.decode().strip()}")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
-
-
 def test_a_full_disk_costs_the_new_checkpoint_not_the_old_one(small_disk):
     save(small_disk, 1, megabytes=5, keep_last=1)
     for step in (2, 3):

@@ -188,6 +188,19 @@ def test_who_cannot_know_the_owner_is_refused_by_no_fault_of_the_user(run_dir, t
     assert "Input/output error" in error.message
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_who_finds_no_room_for_the_claim_wants_to_try_again(run_dir, monkeypatch, number):
+    def full(path, text):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(ownership, "write_atomically", full)
+    monkeypatch.setattr(ownership, "_RETRY_AFTER_S", 0.0)
+    error = refusal(Ownership(run_dir, ProcessLayout()).claim)
+    assert (error.code, exit_code_of(error)) == ("no_space", 75)
+    assert os.strerror(number) in error.message
+    assert "Make room or check the quota" in error.message
+
+
 def test_an_owner_that_cannot_be_read_is_not_taken_for_none(run_dir):
     (run_dir.path / "owner.json").mkdir()
     with pytest.raises(IsADirectoryError):
@@ -248,6 +261,8 @@ def test_where_the_file_system_has_gone_the_run_is_not_made_anew(tmp_path, leave
     error = refusal(lambda: save_snapshot(folder, 5, {}, {}, Retention(2), fence=owner.check))
     assert error.code == "checkpoint_not_written"
     assert "owner.json is gone" in error.message
+    assert "moved or removed" in error.message
+    assert "Make room" not in error.message
     assert list(tmp_path.glob("runs/r/*")) == []
     (tmp_path / "runs").exists() and shutil.rmtree(tmp_path / "runs")
     (tmp_path / "elsewhere").rename(tmp_path / "runs")

@@ -13,6 +13,8 @@ from train_ranks import events_of, kinds_of, small_config, train_on
 from hpcddp.checkpoint_dir import list_checkpoints
 from hpcddp.checkpoint_kept import Best, read_best
 from hpcddp.config.layout import ProcessLayout
+from hpcddp.errors import HpcddpError
+from hpcddp.launch.job import exit_code_of
 from hpcddp.run_dir import RunDir
 from hpcddp.train import saving
 from hpcddp.train.background import Background
@@ -20,6 +22,7 @@ from hpcddp.train.cadence import Cadence
 from hpcddp.train.checkpoint import Retention, load_newest
 from hpcddp.train.host_copy import HostCopy
 from hpcddp.train.journal import Journal
+from hpcddp.train.ownership import Ownership
 from hpcddp.train.process_group import LoneProcess
 from hpcddp.train.saving import Saver
 from hpcddp.train.state import TrainState
@@ -163,11 +166,11 @@ def test_a_full_disk_is_reported_costs_no_training_and_no_older_checkpoint(
 def fail_times(monkeypatch, times, error):
     original, left = saving.save_snapshot, [times]
 
-    def failing(*arguments):
+    def failing(*arguments, **options):
         if left[0] > 0:
             left[0] -= 1
             raise error
-        return original(*arguments)
+        return original(*arguments, **options)
 
     monkeypatch.setattr(saving, "save_snapshot", failing)
 
@@ -272,3 +275,51 @@ def test_a_run_with_many_saves_leaves_one_event_each_and_the_last_ones(tmp_path)
     assert [event["step"] for event in saved] == [1, 2, 3, 4, 5]
     assert all(event["stall_s"] >= 0 and event["every_steps"] == 1 for event in saved)
     assert load_newest(RunDir(tmp_path).checkpoints).step == 5
+
+
+@pytest.fixture
+def owned(saver, tmp_path):
+    """A saver whose run has an owner, in a folder that can be moved away."""
+    run_dir = RunDir(tmp_path / "run")
+    run_dir.path.mkdir()
+    saver.folder, saver.journal = run_dir.checkpoints, Journal(run_dir, ProcessLayout())
+    saver.owner = Ownership(run_dir, ProcessLayout())
+    saver.owner.claim()
+    yield saver
+    saver.owner.release()
+
+
+def save_next(saver, state):
+    advance(state)
+    saver.save(state)
+    saver._writer.wait()
+
+
+@pytest.mark.parametrize("remains", [False, True])  # rm -r may race with what is written meanwhile
+def test_the_second_save_in_a_row_that_finds_no_folder_ends_the_run(owned, state, remains):
+    run_dir = owned.folder.parent
+    run_dir.rename(run_dir.with_name("moved"))
+    if remains:
+        run_dir.mkdir()
+    save_next(owned, state)
+    owned.check_owner()
+    save_next(owned, state)
+    with pytest.raises(HpcddpError, match="run, is gone: two saves in a row") as caught:
+        owned.check_owner()
+    assert exit_code_of(caught.value) == 1
+    assert not owned.folder.exists()
+
+
+def test_a_folder_that_comes_back_and_a_full_disk_end_no_run(owned, state, monkeypatch):
+    run_dir = owned.folder.parent
+    for _ in range(2):
+        run_dir.rename(run_dir.with_name("moved"))
+        save_next(owned, state)
+        run_dir.with_name("moved").rename(run_dir)
+        owned.check_owner()
+        save_next(owned, state)
+    fail_times(monkeypatch, 6, saving.CheckpointError("full"))
+    for _ in range(3):
+        save_next(owned, state)
+    owned.check_owner()
+    assert kinds_of(run_dir) == ["checkpoint"] * 2 + ["checkpoint_failed"] * 3

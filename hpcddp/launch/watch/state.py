@@ -56,6 +56,7 @@ class Evidence:
     last_write_time: float
     has_log: bool = True  # False where no batch script has run
     prepared_time: float = 0.0
+    complaint: str = ""  # of the batch script, which could not record it
 
     @property
     def turn(self) -> Record | None:
@@ -218,6 +219,7 @@ def _failure(seen: Evidence, job: JobInfo | None) -> str:
     if not any(parts) and job is not None:
         reason = f" ({job.reason})" if job.reason else ""
         parts.append(f"its job is {job.state}{reason}, {exit_words(job.exit_code)}")
+        parts.append(seen.complaint)
     if seen.has_log:
         parts.append(f"see {failure_log(seen.run_dir, seen.events)}")
     return "; ".join(filter(None, parts))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED
 from hpcddp.launch.history import Record, RunHistory
+from hpcddp.launch.last_words import last_complaint
 from hpcddp.launch.scheduler import JobInfo
 from hpcddp.launch.watch.attempts import Attempt, attempts_of
 from hpcddp.launch.watch.state import ENDED_STATES, Evidence, decide_state, is_finish
@@ -69,9 +70,9 @@ def status_of(history: RunHistory, job: JobInfo | None, now: float) -> RunStatus
     events, submission, train = history.current, history.submission, history.train
     has_log = history.run_dir.batch_log.exists()
     prepared_time = 0.0 if events else _prepared_time(history.run_dir)
-    seen = Evidence(
-        history.run_dir, events, job, now, history.last_write_time, has_log, prepared_time
-    )
+    complaint = last_complaint(history.run_dir) if job and job.state == "FAILED" else ""
+    wrote = history.last_write_time
+    seen = Evidence(history.run_dir, events, job, now, wrote, has_log, prepared_time, complaint)
     state, reason = decide_state(seen)
     has_ended = state in ENDED_STATES
     started, finished = seen.last("started") or {}, seen.last("finished") or {}

@@ -195,3 +195,21 @@ def test_what_a_process_says_of_an_attempt_whose_main_process_is_silent_still_co
     run_dir = make_run(tmp_path, "submitted", "failed attempt=3 global_rank=1 exit_code=1 error=x")
     found = status(run_dir, JobInfo("38", "FAILED"))
     assert (found.state, found.attempt) == ("failed", 3)
+
+
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        ("hpcddp: attempt 0\nhpcddp: /runs/demo/config.yaml: cannot be read: No such file\n",
+         "exit code 1; /runs/demo/config.yaml: cannot be read: No such file; see "),
+        ("hpcddp: attempt 0\n", "exit code 1; see "),
+        ("hpcddp: Slurm does not answer; asking again\nslurmstepd: error\n", "exit code 1; see "),
+        ("", "exit code 1; see "),
+    ],
+)  # fmt: skip
+def test_what_the_batch_script_could_not_record_is_read_from_its_log(tmp_path, log, reason):
+    run_dir = make_run(tmp_path, "submitted", "started attempt=0")
+    run_dir.batch_log.write_text(log)
+    assert reason in status(run_dir, JobInfo("38", "FAILED", exit_code=1)).reason
+    run_dir.append_event("failed", attempt=0, exit_code=1, reason="exit code 1")
+    assert "cannot be read" not in status(run_dir, JobInfo("38", "FAILED", exit_code=1)).reason

@@ -1,0 +1,106 @@
+"""A disk that is full when a run starts again: no failure, within a budget, with its reason."""
+
+import errno
+import subprocess
+import sys
+from contextlib import suppress
+
+import pytest
+
+from hpcddp.config.load import Layer, resolve
+from hpcddp.config.write import config_text
+from hpcddp.launch import requeue, stop_reason
+from hpcddp.launch.history import read_history
+from hpcddp.launch.requeue import finish_attempt
+from hpcddp.launch.scheduler import JobInfo
+from hpcddp.launch.watch.status import status_of
+from hpcddp.run_dir import RunDir, space_problem
+
+RUNNING = JobInfo("7", state="RUNNING", restarts=0)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What was asked of a Slurm in which the job runs."""
+    asked = []
+    monkeypatch.setattr(stop_reason, "show_job", lambda job_id: RUNNING)
+    monkeypatch.setattr(requeue, "_scontrol", lambda words: asked.append(words))
+    return asked
+
+
+def make_run(folder):
+    """A run whose first attempt has stopped without saving a step."""
+    run_dir = RunDir(folder / "demo")
+    for attempt in range(4):
+        run_dir.attempt_logs(attempt).mkdir(parents=True)
+    run_dir.config.write_text(config_text(resolve([Layer("test", {"train": {"max_steps": 1}})])))
+    run_dir.append_event("submitted", launcher="slurm", job_id="7")
+    for kind in ("started", "stopped", "requeued"):
+        run_dir.append_event(kind, attempt=0, job_id="7")
+    return run_dir
+
+
+def fill(folder):
+    with suppress(OSError), (folder / "ballast").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+
+
+def environ_of(attempt):
+    job = {"SLURM_JOB_ID": "7", "HPCDDP_ATTEMPT": str(attempt)}
+    return job | ({"SLURM_RESTART_COUNT": str(attempt)} if attempt else {})
+
+
+def test_a_start_on_a_full_disk_wants_to_run_again_and_the_last_act_says_why(
+    small_disk, workplace, asked
+):
+    run_dir = make_run(small_disk)
+    fill(small_disk)
+    words = [sys.executable, "-m", "hpcddp", "run", "--run-dir", run_dir.path]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 75, done.stderr
+    assert "No space left on device" in done.stderr
+    assert finish_attempt(run_dir, 75, environ_of(1)) == 75
+    assert asked == [["requeue", "7"]]
+    waiting = status_of(read_history(run_dir), JobInfo("7", "PENDING", "BeginTime", restarts=2), 0)
+    assert (waiting.state, waiting.attempts[-1].end) == ("requeued", "no space left on device")
+    finish_attempt(run_dir, 75, environ_of(2))
+    finished = status_of(read_history(run_dir), None, 0)
+    assert finished.state == "failed"
+    assert "no space left on device, 3 attempts in a row made no progress" in finished.reason
+    assert asked == [["requeue", "7"]]
+
+
+def test_a_process_that_leaves_no_word_on_a_full_disk_is_explained_by_it(small_disk, asked):
+    run_dir = make_run(small_disk)
+    fill(small_disk)
+    assert finish_attempt(run_dir, 1, environ_of(1)) == 1
+    assert run_dir.read_events()[-1]["reason"] == "no space left on device, exit code 1"
+
+
+def test_where_there_is_room_nothing_is_said_of_it_and_nothing_is_left(tmp_path, asked):
+    run_dir = make_run(tmp_path)
+    before = sorted(run_dir.path.iterdir())
+    assert space_problem(run_dir.path) == ""
+    assert sorted(run_dir.path.iterdir()) == before
+    finish_attempt(run_dir, 75, environ_of(1))
+    assert run_dir.read_events()[-1]["reason"] == "signalled"
+
+
+def test_attempts_that_could_not_be_recorded_are_counted_too(tmp_path, asked, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    run_dir = make_run(tmp_path)
+    monkeypatch.setattr(RunDir, "append_event", full)
+    finish_attempt(run_dir, 75, environ_of(1))
+    finish_attempt(run_dir, 75, environ_of(2))
+    assert asked == [["requeue", "7"]]
+    assert run_dir.handled(2).exists()  # else the script would ask for the requeue
+
+
+def test_attempts_of_an_earlier_job_are_not_counted(tmp_path, asked):
+    run_dir = make_run(tmp_path)
+    run_dir.append_event("submitted", launcher="slurm", job_id="8")
+    finish_attempt(run_dir, 75, {"SLURM_JOB_ID": "8", "HPCDDP_ATTEMPT": "3"})
+    assert asked == [["requeue", "8"]]
