@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import shutil
 import sys
+from contextlib import suppress
 from typing import NoReturn
 
 
@@ -16,6 +17,7 @@ def leave(code: int) -> NoReturn:
     folder = getattr(multiprocessing.current_process(), "_config", {}).get("tempdir")
     if folder and multiprocessing.parent_process() is None:
         shutil.rmtree(folder, ignore_errors=True)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # a log on a full disk
+            stream.flush()
     os._exit(code)

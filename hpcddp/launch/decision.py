@@ -31,7 +31,7 @@ class Ending:
     out_of_memory: bool = False
     culprit: str = ""
     no_space: str = ""  # where nothing else tells why: that there is no room, in words
-    silent: int = 0  # attempts right before this one of which no event could be written
+    silent: int = 0  # newest attempts, this one included, of which no event could be written
     is_own_program: bool = False  # a user's command, whose checkpoints nobody here can see
     time: float = 0.0
 
@@ -87,8 +87,7 @@ def _after_stop(ending: Ending, events: Sequence[Event], budget: RequeueConfig) 
     if ending.is_own_program:
         idle, what = _short_attempts(ending, events), f"ended within {_SHORT_S:.0f} s by themselves"
     else:
-        idle, what = _attempts_without_progress(events), "made no progress"
-    idle += ending.silent
+        idle, what = _attempts_without_progress(events, ending.silent), "made no progress"
     if idle >= budget.max_without_progress > 0:
         reason = f"{idle} attempts in a row {what} (requeue.max_without_progress)"
         return Decision("failed", f"{_cause(ending)}{reason}", EXIT_AGAIN)
@@ -112,8 +111,10 @@ def _cause(ending: Ending) -> str:
     return f"{cause}, " if cause else ""
 
 
-def _attempts_without_progress(events: Sequence[Event]) -> int:
-    """Attempts in a row, this one included, that saved no new step; some do not even start."""
+def _attempts_without_progress(events: Sequence[Event], silent: int) -> int:
+    """Attempts in a row, this one included, that saved no new step; some do not even start, and of
+    `silent` there is no event.
+    """
     saved, count, has_started = -1, 0, False
     for event in events:
         if event["event"] == "started":
@@ -122,7 +123,7 @@ def _attempts_without_progress(events: Sequence[Event]) -> int:
             count, has_started = count + (not has_started), False
         elif event["event"] == "checkpoint" and event.get("step", -1) > saved:
             saved, count = event["step"], 0
-    return count + (not has_started)
+    return count + max(silent, not has_started)
 
 
 def _short_attempts(ending: Ending, events: Sequence[Event]) -> int:

@@ -30,12 +30,12 @@ def ending_of(
 
 
 def silent_attempts(events: Sequence[Event], attempt: int, environ: Mapping[str, str]) -> int:
-    """Attempts of this job right before this one that have left no word: the disk was full."""
+    """Newest attempts of this job, up to this one, of which there is no word: the disk was full."""
     newest = max((event["attempt"] for event in events if "attempt" in event), default=-1)
     starts_before = attempt
     if "SLURM_JOB_ID" in environ:
         starts_before = int(environ.get("SLURM_RESTART_COUNT", "0"))
-    return max(0, min(attempt - newest - 1, starts_before))
+    return max(0, min(attempt - newest, starts_before + 1))
 
 
 def _code_of_processes(exit_code: int, attempt: int, events: Sequence[Event]) -> int:

@@ -11,6 +11,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -261,10 +262,11 @@ def fail(
 ) -> int:
     """Say why this process ends, and write it down where the run is its own; its exit code."""
     code = exit_code_of(error)
-    if isinstance(error, HpcddpError):
-        print(f"Error: {error.message}", file=sys.stderr)
-    elif code != EXIT_INTERRUPTED:
-        traceback.print_exception(error)
+    with suppress(OSError):  # the log may be on a full disk
+        if isinstance(error, HpcddpError):
+            print(f"Error: {error.message}", file=sys.stderr)
+        elif code != EXIT_INTERRUPTED:
+            traceback.print_exception(error)
     if run_dir is not None:
         if is_refused(error, run_dir, layout):  # the run is in other hands, whose story it tells
             mark_refusal(run_dir, code, environ)
@@ -292,4 +294,5 @@ def _record_failure(
     try:
         run_dir.append_event("failed", **place, exit_code=code, error=line, reason="error")
     except OSError as problem:
-        print(f"hpcddp: cannot record the failure: {problem}", file=sys.stderr)
+        with suppress(OSError):
+            print(f"hpcddp: cannot record the failure: {problem}", file=sys.stderr)

@@ -35,6 +35,7 @@ from hpcddp.launch.stop_reason import (
     ask_stop_reason,
     settle_reason,
 )
+from hpcddp.leave import leave
 from hpcddp.run_dir import NO_SPACE, RunDir
 
 _SCONTROL_TIMEOUT_S = 60
@@ -68,7 +69,7 @@ def _finish(
     look = partial(_look, run_dir, config, exit_code, attempt, environ, terminated)
     seen, deadline = look(), time.monotonic() + _CONTROLLER_AWAY_S
     while seen.is_to_wait and time.monotonic() < deadline:
-        print("hpcddp: Slurm does not answer; asking again", file=sys.stderr, flush=True)
+        _say("Slurm does not answer; asking again")
         time.sleep(_PAUSE_S)
         seen = look()
     is_newer = _is_superseded(seen.events, attempt, environ)
@@ -159,8 +160,9 @@ def _record(run_dir: RunDir, seen: _Outlook) -> None:
         run_dir.append_event(decision.event, **fields, exit_code=ending.exit_code)
     except OSError as error:
         if error.errno not in NO_SPACE:
-            raise  # the next attempt counts this one by its number
-        print(f"hpcddp: not recorded: {decision.event}: {error}", file=sys.stderr)
+            raise
+        # The next attempt counts this one by its number.
+        _say(f"not recorded: {decision.event}: {error}")
 
 
 def _start_again(
@@ -183,7 +185,7 @@ def _start_again(
         return True
     reason = f"Slurm refused to requeue: {refusal}"
     run_dir.append_event("failed", reason=reason, exit_code=EXIT_FAILED)
-    print(f"hpcddp: cannot requeue {target}: {refusal}", file=sys.stderr)
+    _say(f"cannot requeue {target}: {refusal}")
     return not is_silence(refusal)
 
 
@@ -257,6 +259,11 @@ def _scontrol(words: Sequence[str]) -> str | None:
     return tell(["scontrol", *words], _SCONTROL_TIMEOUT_S)
 
 
+def _say(text: str) -> None:
+    with suppress(OSError):  # the log may be on a full disk
+        print(f"hpcddp: {text}", file=sys.stderr, flush=True)
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Entry of `python -m hpcddp.launch.requeue`.
 
@@ -271,9 +278,9 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         return finish_attempt(run_dir, code, os.environ, terminated=typed.terminated)
     except (HpcddpError, OSError) as error:
-        print(f"hpcddp: {error}", file=sys.stderr)
+        _say(str(error))
         return EXIT_FAILED if code == EXIT_AGAIN else code
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

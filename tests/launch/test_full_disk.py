@@ -4,6 +4,7 @@ import errno
 import subprocess
 import sys
 from contextlib import suppress
+from functools import partial
 
 import pytest
 
@@ -28,15 +29,15 @@ def asked(monkeypatch):
     return asked
 
 
-def make_run(folder):
-    """A run whose first attempt has stopped without saving a step."""
+def make_run(folder, *kinds):
+    """A run whose first attempt has stopped without saving a step, or these events of it."""
     run_dir = RunDir(folder / "demo")
     for attempt in range(4):
         run_dir.attempt_logs(attempt).mkdir(parents=True)
     run_dir.config.write_text(config_text(resolve([Layer("test", {"train": {"max_steps": 1}})])))
     run_dir.append_event("submitted", launcher="slurm", job_id="7")
-    for kind in ("started", "stopped", "requeued"):
-        run_dir.append_event(kind, attempt=0, job_id="7")
+    for kind in kinds or ("started", "stopped", "requeued"):
+        run_dir.append_event(kind, attempt=0, job_id="7", step=1)
     return run_dir
 
 
@@ -71,6 +72,20 @@ def test_a_start_on_a_full_disk_wants_to_run_again_and_the_last_act_says_why(
     assert asked == [["requeue", "7"]]
 
 
+def test_a_log_that_takes_no_word_more_changes_no_exit_code(small_disk, workplace):
+    run_dir = make_run(small_disk)
+    with run_dir.events.open("a") as events:
+        events.write(" " * (-events.tell() % 4096))  # no room for one more line
+    fill(small_disk)
+    with (small_disk / "log").open("w") as log:
+        python = partial(subprocess.run, stdout=log, stderr=log, timeout=120, check=False)
+        start = python([sys.executable, "-m", "hpcddp", "run", "--run-dir", run_dir.path])
+        last_act = ["hpcddp.launch.requeue", "--run-dir", run_dir.path, "--exit-code=75"]
+        ended = python([sys.executable, "-m", *last_act])
+    assert (start.returncode, ended.returncode) == (75, 75)
+    assert (small_disk / "log").read_text() == ""
+
+
 def test_a_process_that_leaves_no_word_on_a_full_disk_is_explained_by_it(small_disk, asked):
     run_dir = make_run(small_disk)
     fill(small_disk)
@@ -87,16 +102,19 @@ def test_where_there_is_room_nothing_is_said_of_it_and_nothing_is_left(tmp_path,
     assert run_dir.read_events()[-1]["reason"] == "signalled"
 
 
-def test_attempts_that_could_not_be_recorded_are_counted_too(tmp_path, asked, monkeypatch):
+@pytest.mark.parametrize(("told", "last"), [((), 2), (("checkpoint",), 3)])
+def test_attempts_that_could_not_be_recorded_are_counted_too(
+    tmp_path, asked, monkeypatch, told, last
+):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    run_dir = make_run(tmp_path)
+    run_dir = make_run(tmp_path, "started", *told)
     monkeypatch.setattr(RunDir, "append_event", full)
-    finish_attempt(run_dir, 75, environ_of(1))
-    finish_attempt(run_dir, 75, environ_of(2))
-    assert asked == [["requeue", "7"]]
-    assert run_dir.handled(2).exists()  # else the script would ask for the requeue
+    for attempt in range(last + 1):
+        finish_attempt(run_dir, 75, environ_of(attempt))
+    assert asked == [["requeue", "7"]] * last
+    assert run_dir.handled(last).exists()  # else the script would ask for the requeue
 
 
 def test_attempts_of_an_earlier_job_are_not_counted(tmp_path, asked):
