@@ -106,6 +106,7 @@ def _note_stop(
     if layout.requeue_target:
         answer = ask_stop_reason(environ, config.resources.warn_before_s)
         says = {"reason": answer.reason.value, "end_time": answer.end_time, **answer.hints}
-    run_dir.append_event(
-        "stop_reason", attempt=layout.attempt, **says, signal_time=round(notice.time, 3)
-    )
+    with survive_a_full_disk():
+        run_dir.append_event(
+            "stop_reason", attempt=layout.attempt, **says, signal_time=round(notice.time, 3)
+        )

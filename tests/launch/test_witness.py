@@ -1,5 +1,6 @@
 """What the main process notes: its begin, why it is told to stop, how the last attempt ended."""
 
+import errno
 import signal
 import subprocess
 import sys
@@ -106,6 +107,18 @@ flag = StopFlag.install()
 os.kill(os.getpid(), signal.SIGUSR2)
 assert flag.wait().signum == signal.SIGUSR2
 """
+
+
+def test_a_full_disk_ends_neither_the_start_nor_the_notes(tmp_path, monkeypatch, caplog):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(RunDir, "append_event", full)
+    layout = ProcessLayout()
+    witness.attend(RunConfig(), layout, RunDir(tmp_path), ToldLater(), {}).join(10)
+    assert [record.message.partition(":")[0] for record in caplog.records] == [
+        "Cannot write to the run directory"
+    ] * 2
 
 
 def test_a_waiting_thread_is_told_of_a_real_signal():
