@@ -50,11 +50,16 @@ def runs_root(environ: Mapping[str, str]) -> Path:
 def write_atomically(path: Path, text: str) -> None:
     """Replace `path` by `text` in one rename; readers see the old or the new file, never a part."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError:
+        with suppress(OSError):
+            partial.unlink()
+        raise
 
 
 @contextmanager

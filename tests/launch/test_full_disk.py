@@ -61,6 +61,7 @@ def test_a_start_on_a_full_disk_wants_to_run_again_and_the_last_act_says_why(
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 75, done.stderr
     assert "No space left on device" in done.stderr
+    assert not list(run_dir.path.glob(".*"))
     assert finish_attempt(run_dir, 75, environ_of(1)) == 75
     assert asked == [["requeue", "7"]]
     waiting = status_of(read_history(run_dir), JobInfo("7", "PENDING", "BeginTime", restarts=2), 0)
