@@ -199,6 +199,7 @@ def append_json_line(path: Path, record: Mapping[str, Any]) -> None:
         size = os.fstat(descriptor).st_size
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
             line = b"\n" + line
-        os.write(descriptor, line)
+        if os.write(descriptor, line) < len(line):  # what fitted is a torn line
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     finally:
         os.close(descriptor)

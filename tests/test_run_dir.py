@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from hpcddp.run_dir import RunDir, append_json_line, read_json_lines, runs_root, write_atomically
 
 ROOT = Path(__file__).parents[1]
@@ -31,6 +33,12 @@ def test_a_torn_line_costs_only_itself(tmp_path):
         file.write(b'{"n": 2, "text": "\xc3')
     append_json_line(path, {"n": 3})
     assert [record["n"] for record in read_json_lines(path)] == [1, 3]
+
+
+def test_a_line_of_which_only_a_part_fitted_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "write", lambda descriptor, line: len(line) - 1)
+    with pytest.raises(OSError, match="No space left"):
+        append_json_line(tmp_path / "events.jsonl", {"n": 1})
 
 
 def test_a_missing_file_has_no_lines(tmp_path):

@@ -23,13 +23,24 @@ def keep_aside(run_dir: RunDir) -> None:
 
 
 def put_back(run_dir: RunDir) -> None:
-    """The files as they were kept, unless a job has been sent since; nothing stays aside."""
+    """The files as they were, unless a job was sent or has begun since; nothing stays aside."""
     aside = _aside(run_dir)
-    for file in (run_dir.config, run_dir.script):
+    for file in () if _has_begun_since(run_dir, aside) else (run_dir.config, run_dir.script):
         with suppress(FileNotFoundError):  # nothing is aside, or an earlier call was killed
             (aside / file.name).replace(file)
+    forget(run_dir)
+
+
+def forget(run_dir: RunDir) -> None:
+    """Nothing stays aside: the new files count."""
     for old in run_dir.path.glob(f"{_PREFIX}*"):
         shutil.rmtree(old, ignore_errors=True)
+
+
+def _has_begun_since(run_dir: RunDir, aside: Path) -> bool:
+    """A job that was sent by a call which was killed before it could record that."""
+    launched = [e["time"] for e in run_dir.read_events() if e["event"] == "launched"]
+    return bool(launched) and aside.exists() and launched[-1] > aside.stat().st_mtime
 
 
 def _aside(run_dir: RunDir) -> Path:

@@ -96,7 +96,8 @@ def _after_stop(ending: Ending, events: Sequence[Event], budget: RequeueConfig) 
 
 
 def _after_failure(ending: Ending, events: Sequence[Event], budget: RequeueConfig) -> Decision:
-    failures = 1 + sum(event["event"] == "requeued" and "failure" in event for event in events)
+    recorded = sum(event["event"] == "requeued" and "failure" in event for event in events)
+    failures = recorded + max(1, ending.silent)
     what = _cause(ending)
     if failures <= budget.max_failures:
         reason = f"{what}failure {failures} of at most {budget.max_failures} (requeue.max_failures)"
@@ -141,4 +142,4 @@ def _short_attempts(ending: Ending, events: Sequence[Event]) -> int:
         if not is_short or reason not in _BY_ITSELF:
             break
         count += 1
-    return count
+    return count + max(0, ending.silent - 1) if count else 0

@@ -166,6 +166,14 @@ def newest_step(metrics_lines: Iterable[bytes]) -> int:
     return max((record.get("step", 0) for record in json_objects(metrics_lines)), default=0)
 
 
+def last_step(metrics_lines: Iterable[bytes]) -> int:
+    """The step of the last line of metrics.jsonl that has one, 0 if there is none: what the newest
+    attempt to do a step has reached, be it less than one before.
+    """
+    steps = [record["step"] for record in json_objects(metrics_lines) if "step" in record]
+    return steps[-1] if steps else 0
+
+
 def since_sent(events: Sequence[Record]) -> Sequence[Record]:
     """The events since a person sent the run, by `submit` or `resume`: budgets begin anew there."""
     places = [i for i, e in enumerate(events) if is_submission(e) and "again" not in e]

@@ -100,7 +100,8 @@ def _open_attempt(
         if not config.command:
             owner.claim()
         if submitted:
-            run_dir.append_event("submitted", **submitted)
+            with survive_a_full_disk():
+                run_dir.append_event("submitted", **submitted)
         notes = attend(config, layout, run_dir, stop_flag, environ)
     if not config.command:
         threading.Thread(
@@ -207,13 +208,14 @@ def with_network(
 def _record_start(run_dir: RunDir, layout: ProcessLayout) -> None:
     """What training says of its start itself; a user's own program does not know how."""
     if layout.is_main:
-        run_dir.append_event(
-            "started",
-            attempt=layout.attempt,
-            job_id=layout.job_id,
-            world_size=layout.world_size,
-            hosts=list(layout.hosts),
-        )
+        with survive_a_full_disk():
+            run_dir.append_event(
+                "started",
+                attempt=layout.attempt,
+                job_id=layout.job_id,
+                world_size=layout.world_size,
+                hosts=list(layout.hosts),
+            )
 
 
 def rank_variables(layout: ProcessLayout) -> dict[str, str]:

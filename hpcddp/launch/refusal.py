@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from hpcddp.cluster.job_names import requeue_target_or_none
-from hpcddp.cluster.layout import ATTEMPT_VARIABLE
+from hpcddp.cluster.variables import ATTEMPT_VARIABLE
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.run_dir import RunDir, write_atomically
 

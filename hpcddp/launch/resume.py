@@ -10,7 +10,7 @@ from hpcddp.cluster.profile import load_profile
 from hpcddp.config.load import command_line_layer
 from hpcddp.config.write import config_text, read_config, read_resolved
 from hpcddp.errors import HpcddpError, SubmissionFailed
-from hpcddp.launch.aside import keep_aside, put_back
+from hpcddp.launch.aside import forget, keep_aside, put_back
 from hpcddp.launch.history import since_submission
 from hpcddp.launch.phrases import command_line
 from hpcddp.launch.request import ResolvedRequest
@@ -52,15 +52,18 @@ def resume_run(
     submission = _prepare_again(run_dir, overrides, environ)
     _refuse_fewer_steps(submission)
     keep_aside(run_dir)
-    if overrides:
-        write_atomically(run_dir.config, config_text(submission.request.resolved))
-    write_atomically(run_dir.script, submission.script)
     try:
+        if overrides:
+            write_atomically(run_dir.config, config_text(submission.request.resolved))
+        write_atomically(run_dir.script, submission.script)
         job_id = send_job(submission, *_AFTER_OTHERS)
-    except SubmissionFailed:
+    except (SubmissionFailed, OSError):
         put_back(run_dir)
         raise
-    put_back(run_dir)
+    except HpcddpError:  # the job was sent, and could not be recorded
+        forget(run_dir)
+        raise
+    forget(run_dir)
     return submission, job_id
 
 

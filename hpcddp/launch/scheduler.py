@@ -181,8 +181,8 @@ def requeues_preempted(partition: str) -> bool:
 
 
 def leaves_grace(partition: str) -> bool:
-    """True where Slurm leaves a preempted job of that partition time before it ends it."""
-    return bool(partition) and grace_of(partition, _ask_deaf) > 0
+    """True where Slurm leaves a preempted job of that partition seconds before it ends it."""
+    return bool(partition) and grace_of(partition, _ask_deaf) > 1
 
 
 def _ask_deaf(words: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.config.schema import RunConfig
-from hpcddp.launch.history import FileTail, Record, newest_step
+from hpcddp.launch.history import FileTail, Record, last_step
 from hpcddp.launch.scheduler import lost_nodes, restarted_nodes
 from hpcddp.launch.stop_reason import StopReason, ask_stop_reason
 from hpcddp.run_dir import RunDir, survive_a_full_disk
@@ -48,7 +48,7 @@ def _record_launch(layout: ProcessLayout, run_dir: RunDir, environ: Mapping[str,
     if began := environ.get("HPCDDP_ATTEMPT_TIME"):
         fields["began"] = float(began)
     if layout.attempt:
-        fields["last_step"] = newest_step(FileTail(run_dir.metrics, _METRICS_TAIL_BYTES).lines())
+        fields["last_step"] = last_step(FileTail(run_dir.metrics, _METRICS_TAIL_BYTES).lines())
     run_dir.append_event(
         "launched",
         attempt=layout.attempt,

@@ -29,12 +29,13 @@ def asked(monkeypatch):
     return asked
 
 
-def make_run(folder, *kinds):
+def make_run(folder, *kinds, **settings):
     """A run whose first attempt has stopped without saving a step, or these events of it."""
     run_dir = RunDir(folder / "demo")
     for attempt in range(4):
         run_dir.attempt_logs(attempt).mkdir(parents=True)
-    run_dir.config.write_text(config_text(resolve([Layer("test", {"train": {"max_steps": 1}})])))
+    values = {"train": {"max_steps": 1}, **settings}
+    run_dir.config.write_text(config_text(resolve([Layer("test", values)])))
     run_dir.append_event("submitted", launcher="slurm", job_id="7")
     for kind in kinds or ("started", "stopped", "requeued"):
         run_dir.append_event(kind, attempt=0, job_id="7", step=1)
@@ -103,17 +104,26 @@ def test_where_there_is_room_nothing_is_said_of_it_and_nothing_is_left(tmp_path,
     assert run_dir.read_events()[-1]["reason"] == "signalled"
 
 
-@pytest.mark.parametrize(("told", "last"), [((), 2), (("checkpoint",), 3)])
+@pytest.mark.parametrize(
+    ("told", "last", "code", "settings"),
+    [
+        ((), 2, 75, {}),
+        (("checkpoint",), 3, 75, {}),
+        ((), 3, 75, {"command": ["true"]}),
+        ((), 2, 1, {"requeue": {"max_failures": 1}}),
+        ((), 2, 1, {"requeue": {"max_failures": 1}, "command": ["true"]}),
+    ],
+)
 def test_attempts_that_could_not_be_recorded_are_counted_too(
-    tmp_path, asked, monkeypatch, told, last
+    tmp_path, asked, monkeypatch, told, last, code, settings
 ):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    run_dir = make_run(tmp_path, "started", *told)
+    run_dir = make_run(tmp_path, "started", *told, **settings)
     monkeypatch.setattr(RunDir, "append_event", full)
     for attempt in range(last + 1):
-        finish_attempt(run_dir, 75, environ_of(attempt))
+        finish_attempt(run_dir, code, environ_of(attempt))
     assert asked == [["requeue", "7"]] * last
     assert run_dir.handled(last).exists()  # else the script would ask for the requeue
 

@@ -5,7 +5,14 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcddp.launch.history import FileTail, RunHistory, read_history, since_submission
+from hpcddp.launch.history import (
+    FileTail,
+    RunHistory,
+    last_step,
+    newest_step,
+    read_history,
+    since_submission,
+)
 from hpcddp.run_dir import RunDir
 
 
@@ -112,3 +119,9 @@ def test_a_submission_owns_what_its_job_wrote_before_it_was_recorded():
 def test_a_job_that_records_its_submission_again_at_each_start_keeps_its_events():
     again = [record("submitted", "1"), record("started", "1"), record("submitted", "1")]
     assert since_submission(again) == again[1:]
+
+
+def test_the_step_of_the_newest_attempt_counts_though_one_before_had_done_more():
+    lines = [b'{"step": 100, "attempt": 0}', b'{"step": 85, "attempt": 1}', b'{"attempt": 1}', b"{"]
+    assert (last_step(lines), newest_step(lines)) == (85, 100)
+    assert last_step([]) == 0

@@ -160,11 +160,12 @@ def test_settings_outlive_a_resume_that_is_killed_before_its_job_is_sent(run_dir
     assert not list(run_dir.path.glob(".before*"))
 
 
-def test_settings_stay_where_a_resume_is_killed_once_its_job_is_sent(run_dir):
+@pytest.mark.parametrize("recorded", ["submitted", "launched"])
+def test_settings_stay_where_a_resume_is_killed_once_its_job_is_sent(run_dir, recorded):
     run_dir.append_event("failed")
     keep_aside(run_dir)
     run_dir.config.write_text(run_dir.config.read_text().replace("lr: 0.5", "lr: 9.0"))
-    run_dir.append_event("submitted", job_id="12", launcher="slurm")
+    run_dir.append_event(recorded, job_id="12", launcher="slurm")
     run_dir.append_event("failed", exit_code=1)
     hpcddp("resume", "r", "train.max_epochs=20")
     assert "lr: 9.0 " in run_dir.config.read_text()

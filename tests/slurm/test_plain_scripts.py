@@ -157,6 +157,7 @@ def test_torchrun_starts_the_processes_of_each_node(user, hpcddp):
 
 
 def test_torchrun_without_gpus_says_so_before_it_divides_by_their_number(user, cluster):
+    user.env.pop("OMP_NUM_THREADS", None)  # else nothing is divided
     job_id = user.send("torchrun", "{}", "--nodes=1", "--gpus-per-node=0", "--cpus-per-task=1")
     cluster.wait(job_id, "FAILED")
     assert "SLURM_GPUS_ON_NODE: none" in cluster.output(job_id)

@@ -99,7 +99,7 @@ def _steps_lost(own: Sequence[Record], later: Sequence[Sequence[Record]]) -> int
         return 0  # what was found done is of attempts before
     for following in later:
         if _time_of("first_step", following) is not None:
-            resumed = [event["step"] for event in following if event["event"] == "resumed"]
+            resumed = [event.get("step", 0) for event in following if event["event"] == "resumed"]
             return max(0, reached - (resumed[-1] if resumed else 0))
     return None
 

@@ -73,6 +73,13 @@ def test_steps_are_lost_with_the_attempt_that_did_them_whoever_does_them_again()
     assert lost == [10, 0, None]
 
 
+def test_a_resume_whose_step_cannot_be_read_is_no_crash():
+    events = [event("launched", 0, 1.0), event("first_step", 0, 2.0)]
+    events += [event("launched", 1, 3.0, last_step=5), event("resumed", 1, 4.0)]
+    events += [event("first_step", 1, 5.0)]
+    assert [each.steps_lost for each in attempts_of(events, "running")] == [5, None]
+
+
 @pytest.mark.parametrize(
     ("last", "run_state", "end"),
     [
