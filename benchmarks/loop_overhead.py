@@ -52,7 +52,9 @@ def parsed(words):
     parser.add_argument("--model", default="resnet50")
     parser.add_argument("--micro-batch", type=int, default=16)
     parser.add_argument("--image-size", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=30, help="turns of each loop in each order")
+    parser.add_argument(
+        "--rounds", type=int, default=30, help="turns of each loop (here: in each order)"
+    )
     parser.add_argument("--steps", type=int, default=5, help="steps in a turn")
     return parser.parse_args(words)
 
@@ -156,9 +158,7 @@ def run_ranks(measure, options):
 
 
 def measure_in_both_orders(options):
-    """Pairs of turns by the loop that was built first: it is a few percent slower, whichever it is,
-    as it has other memory than the second.
-    """
+    """Pairs of turns by the loop that was built first, which has other memory."""
     found = {}
     for order in (("bare", "ours"), ("ours", "bare")):
         options.order = order

@@ -30,7 +30,7 @@ _INTEGERS = (
 _NUMBERS = "accuracy epoch eval_loss images_per_s loss seconds stall_s"
 _TIMES = "began end_time signal_time time"
 _LATEST_TIME = 1 << 40  # Unix seconds; what lies beyond is no time that a clock can show
-_TEXTS = "by cluster error event host job_id label launcher reason run signal"
+_TEXTS = "afterok by cluster error event host job_id label launcher reason run signal"
 _TEXT_LISTS = ("choices", "hosts")
 _FIELD_TYPES: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(_INTEGERS.split(" "), (int,)),

@@ -39,7 +39,7 @@ def forget(run_dir: RunDir) -> None:
 
 def _has_begun_since(run_dir: RunDir, aside: Path) -> bool:
     """A job that was sent by a call which was killed before it could record that."""
-    launched = [e["time"] for e in run_dir.read_events() if e["event"] == "launched"]
+    launched = [e.get("time", 0) for e in run_dir.read_events() if e["event"] == "launched"]
     return bool(launched) and aside.exists() and launched[-1] > aside.stat().st_mtime
 
 

@@ -31,6 +31,7 @@ def attend(
     """
     with survive_a_full_disk():
         _explain_predecessor(layout, run_dir)
+    with survive_a_full_disk():
         _record_launch(layout, run_dir, environ)
     notes = threading.Thread(
         target=_note_stop,
