@@ -68,6 +68,10 @@ class StopFlag:
         assert self.notice is not None
         return self.notice
 
+    def comes_within(self, seconds: float) -> bool:
+        """True as soon as a stop signal has come, False if none has come by then."""
+        return self._told.wait(seconds)
+
     def leave_together(self) -> None:
         """From now on a stop is agreed on; until now a process that is told may leave by itself.
 

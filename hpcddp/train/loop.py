@@ -59,7 +59,7 @@ def train(
     record_collectives(config.train.hang_timeout_s)
     with leave_if_told(stop_flag):
         timeout_s = config.train.rendezvous_timeout_s
-        ranks = open_ranks(layout, device, timeout_s, once_met, stop_flag.leave_together)
+        ranks = open_ranks(layout, device, timeout_s, once_met, stop_flag)
     stop_flag.rearm()  # NCCL, for one, has been seen to replace handlers
     vote, owner = StopVote(ranks, stop_flag), owner or Ownership(run_dir, layout)
     watchdog = Watchdog(layout, run_dir, config.train.hang_timeout_s)

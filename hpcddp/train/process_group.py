@@ -4,6 +4,7 @@
 is alone.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -13,11 +14,14 @@ import torch.distributed as dist
 
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.errors import HpcddpError
+from hpcddp.stop_flag import StopFlag
 from hpcddp.train.agent_store import meet_in_store
 from hpcddp.train.background import Background
 from hpcddp.train.rendezvous import meet, not_joined
 
 T = TypeVar("T")
+_PAUSE_S = 0.05
+_TOLD_S = 5.0  # for processes of which nobody has left to be connected
 
 
 class Pending(Protocol):
@@ -55,27 +59,40 @@ def open_ranks(
     layout: ProcessLayout,
     device: torch.device,
     timeout_s: float,
-    *once_met: Callable[[], None],
+    once_met: Callable[[], None] = lambda: None,
+    stop_flag: StopFlag | None = None,
 ) -> Ranks:
     """Meet the other processes of the job. Collective.
 
-    `once_met` are called in turn when all are there, right before they depend on each other.
-    Raises HpcddpError `rendezvous` when they do not come within `timeout_s`.
+    When all are there a stop is agreed on, no longer followed by each alone, and `once_met` is
+    called. Raises HpcddpError `rendezvous` when they do not come within `timeout_s`, or where this
+    process is told to stop and another one has left before it knew that all were there.
     """
-    store = None
+    stop_flag, store = stop_flag or StopFlag(), None
     if layout.world_size > 1:
         store = (meet_in_store if layout.has_store else meet)(layout, timeout_s)
-    for act in once_met:
-        act()
+    stop_flag.leave_together()
+    once_met()
     if store is None:
         return LoneProcess()
     group = RankGroup(layout)
     # torch's own deadline for this would be that of every later collective too.
     joining = Background("join-group")
     joining.start(partial(group.join, device, store))
-    if not joining.wait(timeout_s):
+    if not _is_done(joining, timeout_s, stop_flag):
         raise not_joined(layout, timeout_s)
     return group
+
+
+def _is_done(joining: Background, timeout_s: float, stop_flag: StopFlag) -> bool:
+    """Wait for it; whoever is told to stop cannot wait for long."""
+    deadline = time.monotonic() + timeout_s
+    while not joining.wait(_PAUSE_S):
+        if stop_flag.is_set:
+            return joining.wait(_TOLD_S)
+        if time.monotonic() > deadline:
+            return False
+    return True
 
 
 def is_parting(error: BaseException) -> bool:

@@ -25,6 +25,8 @@ from hpcddp.train.stop import StopVote
 from hpcddp.train.task import build_task, identity_of, settings_of, with_micro_batch
 from hpcddp.train.watchdog import Watchdog
 
+_ENDED_WITHIN_S = 10.0  # by the launcher, after another process has left with a code that is not 0
+
 _log = logging.getLogger(__name__)
 
 
@@ -34,15 +36,17 @@ class ToldToStop(Exception):
 
 @contextmanager
 def leave_if_told(stop_flag: StopFlag) -> Iterator[None]:
-    """Leave with 75, not with an error, where this process is told to stop, and another one that
-    was told too has left before all could agree on it.
+    """Leave with 75, not with an error, where another process has left before all could agree.
+
+    Either it was told to stop, or it failed and says so itself. Both make the launcher end this
+    one too, by a signal; only without it has something gone wrong between the processes.
     """
     try:
         yield
     except Exception as error:
-        if not (stop_flag.is_set and is_parting(error)):
+        if not (is_parting(error) and stop_flag.comes_within(_ENDED_WITHIN_S)):
             raise
-        _log.exception("Told to stop; another process has left before it could agree")
+        _log.exception("Told to end; another process has left before all could agree")
         leave(EXIT_AGAIN)
 
 

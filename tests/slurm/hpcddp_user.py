@@ -2,6 +2,7 @@
 
 import json
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -14,6 +15,7 @@ SMALLEST = (
     "train.global_batch=4", "train.max_steps=1", "train.max_epochs=null", "data.name=synthetic",
     "data.synthetic_samples=8", "train.eval_every_epochs=null",
 )  # fmt: skip
+_IS_RANK = "'SLURM_PROCID' in env and 'run' in sys.orig_argv[1:5]"
 _PAUSE_S = 0.5  # each look starts a Python, which the job under test would have to wait for
 
 
@@ -59,16 +61,15 @@ class Hpcddp:
         assert done.returncode == 0, done.stderr
         return self.status(name)["job_id"]
 
-    def slow_down_pythons(self, folder, seconds):
-        """Let the Python of each process sleep before it does anything: as long as `seconds` says,
-        an expression of its environment `env`.
+    def begin_pythons_with(self, folder, lines, test=_IS_RANK):
+        """Let each Python of a job for which the expression `test` holds run `lines` first of all.
+
+        Both may use `os`, `sys`, `time` and the environment `env`.
         """
         folder.mkdir()
-        (folder / "sitecustomize.py").write_text(
-            "import sys, time\nfrom os import environ as env\n"
-            "if 'SLURM_PROCID' in env and 'run' in sys.orig_argv[1:5]:\n"
-            f"    time.sleep({seconds})\n"
-        )
+        imports = "import os, sys, time\nfrom os import environ as env\n"
+        body = textwrap.indent(textwrap.dedent(lines), "    ")
+        (folder / "sitecustomize.py").write_text(f"{imports}if {test}:\n{body}\n")
         self.env["PYTHONPATH"] = f"{folder}:{self.env.get('PYTHONPATH', '')}"
 
     def status(self, name):

@@ -144,7 +144,8 @@ def test_a_dry_run_passes_slurms_opinion_on(hpcddp):
 
 def test_a_process_that_fails_before_the_others_are_up_is_a_failure_too(hpcddp, cluster, tmp_path):
     """Slow nodes: srun ends rank 0 by SIGTERM while its Python is still starting."""
-    hpcddp.slow_down_pythons(tmp_path / "site", "60 if env['SLURM_PROCID'] == '0' else 0")
+    late = "if env['SLURM_PROCID'] == '0': time.sleep(60)"
+    hpcddp.begin_pythons_with(tmp_path / "site", late)
     job_id = hpcddp.submit("r", command=["bash", "-c", "exit 3"])
     cluster.wait_until(lambda: "" if hpcddp.run_dir("r").attempt_logs(0).exists() else "no", 30)
     cluster.wait(job_id, {"FAILED", "PENDING"})

@@ -22,13 +22,20 @@ STOPS = [
 
 # A process of training that is told to end itself waits until the file exists.
 LINGERS = """
-import os, sys, time
-def linger(code, leave=os._exit):
-    while not os.path.exists({0!r}):
-        time.sleep(0.05)
-    leave(code)
-if "SLURM_PROCID" in os.environ and "run" in sys.orig_argv[1:5]:
+    def linger(code, leave=os._exit):
+        while not os.path.exists({0!r}):
+            time.sleep(0.05)
+        leave(code)
     os._exit = linger
+"""
+# In the first start the second process is told to stop when all are there but it does not know.
+TOLD_AS_THEY_MEET = """
+    from hpcddp.stop_flag import StopFlag
+    def be_told(flag):
+        os.kill(os.getpid(), 15)
+        time.sleep(60)
+    if env["SLURM_PROCID"] == "1" and "SLURM_RESTART_COUNT" not in env:
+        StopFlag.leave_together = be_told
 """
 
 
@@ -237,10 +244,8 @@ def test_a_run_that_finishes_while_it_is_preempted_trains_no_more(
     """SIGTERM comes when all is evaluated and saved, but the process has not left. Without grace
     Slurm requeues; with grace the job completes, and here somebody requeues it afterwards.
     """
-    last_word, site = tmp_path / "may-leave", tmp_path / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(LINGERS.format(str(last_word)))
-    hpcddp.env["PYTHONPATH"] = f"{site}:{hpcddp.env.get('PYTHONPATH', '')}"
+    last_word = tmp_path / "may-leave"
+    hpcddp.begin_pythons_with(tmp_path / "site", LINGERS.format(str(last_word)))
     words = [*SMALLEST, f"resources.partition={partition}"]
     job_id = hpcddp.submit("demo", *words, nodes=1)
     hpcddp.wait_for_event("demo", "finished")
@@ -265,7 +270,8 @@ def test_a_run_that_finishes_while_it_is_preempted_trains_no_more(
 
 def test_a_signal_before_python_is_up_is_no_failure(hpcddp, cluster, finish, tmp_path):
     """The first start is killed as SIGTERM kills a Python that has no handler yet."""
-    hpcddp.slow_down_pythons(tmp_path / "site", "0 if env.get('SLURM_RESTART_COUNT') else 60")
+    late = "if 'SLURM_RESTART_COUNT' not in env: time.sleep(60)"
+    hpcddp.begin_pythons_with(tmp_path / "site", late)
     words = ["resources.partition=preempt-grace"]
     job_id = hpcddp.submit("demo", *words, command=[*STOPS, str(tmp_path / "demo")])
     cluster.wait_until(lambda: "" if dict(processes_of(cluster, job_id)) else "no process", 60)
@@ -276,13 +282,19 @@ def test_a_signal_before_python_is_up_is_no_failure(hpcddp, cluster, finish, tmp
     assert finish(starts=2)["state"] == "finished"
 
 
+def test_one_process_that_is_told_while_all_meet_costs_no_attempt(hpcddp, cluster, tmp_path):
+    hpcddp.begin_pythons_with(tmp_path / "site", TOLD_AS_THEY_MEET)
+    job_id = hpcddp.submit("demo", *SMALLEST)
+    event = hpcddp.wait_for_event("demo", "requeued")
+    assert (event["exit_code"], "failure" in event) == (75, False)
+    cluster.run(["scontrol", "update", f"jobid={job_id}", "StartTime=now"])
+    hpcddp.wait_for("demo", "finished", timeout=120)
+    assert not hpcddp.events("demo", "failed")
+
+
 def test_where_the_last_act_fails_the_shell_requeues(hpcddp, cluster, start, finish, tmp_path):
-    broken = tmp_path / "site"
-    broken.mkdir()
-    (broken / "sitecustomize.py").write_text(
-        "import os, sys\nif 'hpcddp.launch.requeue' in sys.orig_argv: os._exit(1)\n"
-    )
-    hpcddp.env["PYTHONPATH"] = f"{broken}:{hpcddp.env.get('PYTHONPATH', '')}"
+    is_last_act = "'hpcddp.launch.requeue' in sys.orig_argv"
+    hpcddp.begin_pythons_with(tmp_path / "site", "os._exit(1)", is_last_act)
     job_id = start("resources.partition=preempt-grace")
     cluster.preempt(job_id)
     wait_for_starts(cluster, tmp_path / "demo", 4)

@@ -4,6 +4,7 @@ import importlib
 import os
 import random
 import signal
+import threading
 import time
 from functools import partial
 
@@ -67,19 +68,22 @@ def test_a_signal_while_the_model_is_built_ends_with_75_and_no_step(tmp_path):
     assert events_of(tmp_path)[-1]["step"] == 0
 
 
-def part(owner, name, config, layout, run_dir):
-    """In a child: rank 1 leaves where it comes to `name`; rank 0 is told to stop as well."""
+def part(owner, name, delay_s, config, layout, run_dir):
+    """In a child: rank 1 leaves where it comes to `name`, and rank 0, which has come there too, is
+    told to stop that much later: by who is told itself, or by a launcher that ends the others.
+    """
 
-    def told(*_):
+    def leave_or_be_told(*_):
         if not layout.is_main:
             os._exit(75)
-        os.kill(os.getpid(), signal.SIGTERM)
+        threading.Timer(delay_s, os.kill, (os.getpid(), signal.SIGTERM)).start()
         time.sleep(0.2)  # until rank 1 has left
 
-    before_call(importlib.import_module(owner), name, told)
+    before_call(importlib.import_module(owner), name, leave_or_be_told)
     return train_here(config, layout, run_dir)
 
 
+@pytest.mark.parametrize("delay_s", [0, 2])
 @pytest.mark.parametrize(
     "place",
     [
@@ -89,12 +93,14 @@ def part(owner, name, config, layout, run_dir):
         ("hpcddp.train.start", "build_session"),
     ],
 )
-def test_who_is_told_after_another_has_left_in_the_start_stops_too(place, tmp_path):
-    config = small_config("train.rendezvous_timeout_s=3")
-    started = start(partial(part, *place), [(config, layout, tmp_path) for layout in layouts(2)])
+def test_who_is_told_when_another_has_left_in_the_start_stops_too(place, delay_s, tmp_path):
+    """Within the 30 s (KillWait) that Slurm gives, whatever the deadline for the meeting is."""
+    calls = [(small_config(), layout, tmp_path) for layout in layouts(2)]
+    begin, started = time.monotonic(), start(partial(part, *place, delay_s), calls)
     for process in started.processes:
         process.join(DEADLINE_S)
     assert [process.exitcode for process in started.processes] == [75, 75]
+    assert time.monotonic() - begin < 30
 
 
 @pytest.mark.parametrize(
