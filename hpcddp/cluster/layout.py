@@ -17,7 +17,7 @@ from hpcddp.cluster.job_names import (
 from hpcddp.cluster.ports import port_warnings, with_port
 from hpcddp.cluster.slurm_step import layout_from_slurm, not_in_step
 from hpcddp.cluster.torchrun import is_torchrun, layout_from_torchrun
-from hpcddp.cluster.variables import ATTEMPT_VARIABLE, first_set, read_count
+from hpcddp.cluster.variables import ATTEMPT_VARIABLE, LOCAL_RESTARTS, first_set, read_count
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.errors import HpcddpError
 
@@ -81,7 +81,7 @@ def layout_from_local(environ: Mapping[str, str]) -> ProcessLayout:
         master_addr="127.0.0.1",
         launcher="local",
         job_key=environ.get("HPCDDP_JOB_ID", "").strip() or "local",
-        restart_count=read_count(environ, "HPCDDP_RESTART_COUNT"),
+        restart_count=read_count(environ, LOCAL_RESTARTS),
         sources={name: f"HPCDDP_{name.upper()}" for name in (*sizes, *ranks)}
         | {"hosts": "HPCDDP_NUM_NODES", "master_addr": "all on this machine"},
     )
@@ -122,7 +122,7 @@ def process_environment(
         "HPCDDP_NODE_RANK": node_rank,
         "HPCDDP_NUM_NODES": nodes,
         "HPCDDP_JOB_ID": environ.get("HPCDDP_JOB_ID", f"local-{os.getpid()}"),
-        "HPCDDP_RESTART_COUNT": environ.get("HPCDDP_RESTART_COUNT", "0"),
+        LOCAL_RESTARTS: environ.get(LOCAL_RESTARTS, "0"),
     }
     return {**environ, **{name: str(value) for name, value in place.items()}}
 

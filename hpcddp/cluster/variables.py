@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from hpcddp.errors import HpcddpError
 
 ATTEMPT_VARIABLE = "HPCDDP_ATTEMPT"  # the batch script counts the starts of a run
+ATTEMPT_TIME_VARIABLE = "HPCDDP_ATTEMPT_TIME"  # when it began, in Unix seconds
+LOCAL_RESTARTS = "HPCDDP_RESTART_COUNT"  # what SLURM_RESTART_COUNT is, without Slurm
 
 
 def short(text: str) -> str:

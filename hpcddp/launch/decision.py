@@ -21,7 +21,8 @@ class Ending:
     """How an attempt ended: srun's exit code, Slurm's reason, and whether Slurm has sent SIGTERM
     to the batch script itself, as it does when it ends the whole job.
 
-    `culprit` names the tasks that ended first, where srun told; `time` is now, in Unix seconds.
+    `culprit` names the tasks that ended first, where srun told; `began` and `time`, which is now,
+    are Unix seconds.
     """
 
     exit_code: int
@@ -31,8 +32,9 @@ class Ending:
     out_of_memory: bool = False
     culprit: str = ""
     no_space: str = ""  # where nothing else tells why: that there is no room, in words
-    silent: int = 0  # newest attempts, this one included, of which no event could be written
+    unended: tuple[int, ...] = ()  # the attempts before it whose end the full disk has not taken
     is_own_program: bool = False  # a user's command, whose checkpoints nobody here can see
+    began: float = 0.0
     time: float = 0.0
 
 
@@ -87,7 +89,7 @@ def _after_stop(ending: Ending, events: Sequence[Event], budget: RequeueConfig) 
     if ending.is_own_program:
         idle, what = _short_attempts(ending, events), f"ended within {_SHORT_S:.0f} s by themselves"
     else:
-        idle, what = _attempts_without_progress(events, ending.silent), "made no progress"
+        idle, what = _attempts_without_progress(ending, events), "made no progress"
     if idle >= budget.max_without_progress > 0:
         reason = f"{idle} attempts in a row {what} (requeue.max_without_progress)"
         return Decision("failed", f"{_cause(ending)}{reason}", EXIT_AGAIN)
@@ -97,7 +99,7 @@ def _after_stop(ending: Ending, events: Sequence[Event], budget: RequeueConfig) 
 
 def _after_failure(ending: Ending, events: Sequence[Event], budget: RequeueConfig) -> Decision:
     recorded = sum(event["event"] == "requeued" and "failure" in event for event in events)
-    failures = recorded + max(1, ending.silent)
+    failures = recorded + len(ending.unended) + 1
     what = _cause(ending)
     if failures <= budget.max_failures:
         reason = f"{what}failure {failures} of at most {budget.max_failures} (requeue.max_failures)"
@@ -112,34 +114,36 @@ def _cause(ending: Ending) -> str:
     return f"{cause}, " if cause else ""
 
 
-def _attempts_without_progress(events: Sequence[Event], silent: int) -> int:
+def _attempts_without_progress(ending: Ending, events: Sequence[Event]) -> int:
     """Attempts in a row, this one included, that saved no new step; some do not even start, and of
-    `silent` there is no event.
+    some there is no event.
     """
-    saved, count, has_started = -1, 0, False
+    saved, count, has_started, started = -1, 0, False, set()
     for event in events:
         if event["event"] == "started":
             count, has_started = count + 1, True
+            started.add(event.get("attempt"))
         elif event["event"] == "requeued":
             count, has_started = count + (not has_started), False
+        elif event["event"] == "resumed":  # newer checkpoints may have been torn
+            saved = min(saved, event.get("step", saved))
         elif event["event"] == "checkpoint" and event.get("step", -1) > saved:
             saved, count = event["step"], 0
-    return count + max(silent, not has_started)
+    return count + len({ending.attempt, *ending.unended} - started)
 
 
 def _short_attempts(ending: Ending, events: Sequence[Event]) -> int:
     """Attempts in a row, this one included, that left at once though Slurm had no reason to stop
     them: a program that always asks for one more start would come back for ever.
     """
-    began = {event["attempt"]: event["time"] for event in events if event["event"] == "started"}
-    ended = {ending.attempt: (ending.time, ending.why.value)}
-    for event in events:
+    own = [event for event in events if "attempt" in event and "time" in event]
+    began = {event["attempt"]: event["time"] for event in own if event["event"] == "started"}
+    ended = dict.fromkeys(ending.unended, (0.0, StopReason.UNKNOWN.value))
+    for event in own:
         if event["event"] == "requeued":
-            ended[event["attempt"]] = (event["time"], event.get("reason"))
-    count = 0
-    for attempt, (end_time, reason) in sorted(ended.items(), reverse=True):
-        is_short = end_time - began.get(attempt, end_time) < _SHORT_S
-        if not is_short or reason not in _BY_ITSELF:
-            break
-        count += 1
-    return count + max(0, ending.silent - 1) if count else 0
+            seconds = event["time"] - began.get(event["attempt"], event["time"])
+            ended[event["attempt"]] = (seconds, event.get("reason"))
+    ended[ending.attempt] = (ending.time - ending.began, ending.why.value)
+    newest_first = sorted(ended.items(), reverse=True)
+    is_short = [seconds < _SHORT_S and why in _BY_ITSELF for _, (seconds, why) in newest_first]
+    return [*is_short, False].index(False)

@@ -1,41 +1,62 @@
 """How an attempt ended, as the batch script's host sees it. Decides nothing and asks no Slurm."""
 
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 
+from hpcddp.cluster.job_names import in_job, restart_count
+from hpcddp.cluster.variables import ATTEMPT_TIME_VARIABLE, LOCAL_RESTARTS
 from hpcddp.config.layout import EXIT_AGAIN, EXIT_DONE
 from hpcddp.launch.decision import Ending, Event
 from hpcddp.launch.last_words import first_exit, has_run_out_of_memory, words_of_attempt
 from hpcddp.run_dir import RunDir, space_problem
 
+_ENDS = ("finished", "requeued", "cancelled", "failed", "ended")
+
 
 def ending_of(
-    run_dir: RunDir, exit_code: int, attempt: int, events: Sequence[Event], *, is_own_program: bool
+    run_dir: RunDir,
+    exit_code: int,
+    attempt: int,
+    events: Sequence[Event],
+    environ: Mapping[str, str],
+    *,
+    is_own_program: bool,
 ) -> Ending:
     """The end as this host saw it; srun's words and the processes' tell what its code hides."""
     words = words_of_attempt(run_dir, attempt)
     first = first_exit(words) if is_own_program and exit_code else None
     code, culprit = first or (_code_of_processes(exit_code, attempt, events), "")
     own = {event["event"] for event in events if event.get("attempt") == attempt}
-    is_told = is_own_program or code == EXIT_DONE or own & {"stopped", "failed"}
+    is_told = is_own_program or code == EXIT_DONE or bool(own & {"stopped", "failed"})
     return Ending(
         code,
         attempt,
         out_of_memory=exit_code not in (EXIT_DONE, EXIT_AGAIN) and has_run_out_of_memory(words),
         culprit=culprit,
         no_space="" if is_told else space_problem(run_dir.path),
+        unended=unended_attempts(run_dir, events, attempt, environ),
         is_own_program=is_own_program,
+        began=float(environ.get(ATTEMPT_TIME_VARIABLE, time.time())),
         time=time.time(),
     )
 
 
-def silent_attempts(events: Sequence[Event], attempt: int, environ: Mapping[str, str]) -> int:
-    """Newest attempts of this job, up to this one, of which there is no word: the disk was full."""
-    newest = max((event["attempt"] for event in events if "attempt" in event), default=-1)
-    starts_before = attempt
-    if "SLURM_JOB_ID" in environ:
-        starts_before = int(environ.get("SLURM_RESTART_COUNT", "0"))
-    return max(0, min(attempt - newest, starts_before + 1))
+def unended_attempts(
+    run_dir: RunDir, events: Sequence[Event], attempt: int, environ: Mapping[str, str]
+) -> tuple[int, ...]:
+    """The attempts of this job right before this one whose end could not be written, newest first.
+
+    None where there is room now: Slurm starts a job again without a word, too, when it has lost
+    the node that would have written.
+    """
+    restarts = restart_count(environ) if in_job(environ) else environ.get(LOCAL_RESTARTS, "0")
+    first = attempt - int(restarts)
+    ends = (event for event in events if event["event"] in _ENDS and "global_rank" not in event)
+    ended = {event.get("attempt") for event in ends}
+    earlier = range(attempt - 1, first - 1, -1)
+    unended = tuple(itertools.takewhile(lambda number: number not in ended, earlier))
+    return unended if unended and space_problem(run_dir.path) else ()
 
 
 def _code_of_processes(exit_code: int, attempt: int, events: Sequence[Event]) -> int:

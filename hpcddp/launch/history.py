@@ -166,11 +166,14 @@ def newest_step(metrics_lines: Iterable[bytes]) -> int:
     return max((record.get("step", 0) for record in json_objects(metrics_lines)), default=0)
 
 
-def last_step(metrics_lines: Iterable[bytes]) -> int:
-    """The step of the last line of metrics.jsonl that has one, 0 if there is none: what the newest
-    attempt to do a step has reached, be it less than one before.
+def last_step(metrics_lines: Iterable[bytes], events: Iterable[Record]) -> int:
+    """The last step known of the newest attempt that has done one, be it less than one before; 0 if
+    there is none: that of its last record, or its first step where it was ended before one.
     """
-    steps = [record["step"] for record in json_objects(metrics_lines) if "step" in record]
+    firsts = [event for event in events if event["event"] == "first_step"]
+    known = [record for record in (*firsts, *json_objects(metrics_lines)) if "step" in record]
+    newest = max((record.get("attempt", 0) for record in known), default=0)
+    steps = [record["step"] for record in known if record.get("attempt", 0) == newest]
     return steps[-1] if steps else 0
 
 

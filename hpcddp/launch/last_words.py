@@ -8,6 +8,7 @@ from hpcddp.run_dir import RunDir
 
 _TAIL_BYTES, _COMPLAINT_TAIL_BYTES = 256 * 1024, 4 * 1024
 _OURS = "hpcddp: "
+_BEGINNING = f"{_OURS}attempt "
 # `srun: error: gpu-01: tasks 2-3: Exited with exit code 1`, or `Terminated`, `Killed` and others.
 _TASK_END = re.compile(r"srun: error: (\S+): (tasks? [\d,-]+): (?:Exited with exit code (\d+)|\w+)")
 # `srun: error: gpu-01: task 2: Out Of Memory`, and slurmstepd's `Detected 1 oom-kill event(s)`.
@@ -18,18 +19,24 @@ _OUT_OF_MEMORY = re.compile(
 
 
 def words_of_attempt(run_dir: RunDir, attempt: int) -> list[str]:
-    """The lines of the batch log since this attempt's script began, as far as the tail reaches."""
+    """The lines of the batch log since this attempt's script began, as far as the tail reaches.
+
+    None where the newest beginning is that of another attempt: the disk had no room for ours.
+    """
     lines = FileTail(run_dir.batch_log, _TAIL_BYTES).lines()
     words = [line.decode(errors="replace") for line in lines]
-    begins = [i for i, line in enumerate(words) if line == f"hpcddp: attempt {attempt}"]
-    return words[begins[-1] :] if begins else words
+    begins = [i for i, line in enumerate(words) if line.startswith(_BEGINNING)]
+    if not begins:
+        return words
+    own = words[begins[-1] :]
+    return own if own[0] == f"{_BEGINNING}{attempt}" else []
 
 
 def last_complaint(run_dir: RunDir) -> str:
     """What the newest attempt's script could not do, in its last line; "" if it ends otherwise."""
     lines = FileTail(run_dir.batch_log, _COMPLAINT_TAIL_BYTES).lines()
     last = lines[-1].decode(errors="replace") if lines else ""
-    is_ours = last.startswith(_OURS) and not last.startswith(f"{_OURS}attempt ")
+    is_ours = last.startswith(_OURS) and not last.startswith(_BEGINNING)
     return last.removeprefix(_OURS) if is_ours else ""
 
 

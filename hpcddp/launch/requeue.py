@@ -24,7 +24,7 @@ from hpcddp.config.schema import RunConfig
 from hpcddp.config.write import read_config
 from hpcddp.errors import HpcddpError, SubmissionFailed
 from hpcddp.launch.decision import Decision, Ending, Event, decide
-from hpcddp.launch.ending import ending_of, silent_attempts
+from hpcddp.launch.ending import ending_of
 from hpcddp.launch.history import since_sent
 from hpcddp.launch.refusal import refusal_code
 from hpcddp.launch.scheduler import lost_nodes
@@ -117,10 +117,10 @@ def _look(
     if "SLURM_JOB_ID" in environ and exit_code != EXIT_DONE:
         now = ask_stop_reason(environ, config.resources.warn_before_s)
     why = settle_reason(now, _early_reason(run_dir, attempt), time.time())
-    told = run_dir.read_events()  # read last: `cancel` may have written meanwhile
-    events, silent = since_sent(told), silent_attempts(told, attempt, environ)
-    ending = ending_of(run_dir, exit_code, attempt, events, is_own_program=bool(config.command))
-    ending = dataclasses.replace(ending, why=why, terminated=terminated, silent=silent)
+    events = since_sent(run_dir.read_events())  # read last: `cancel` may have written meanwhile
+    is_own = bool(config.command)
+    ending = ending_of(run_dir, exit_code, attempt, events, environ, is_own_program=is_own)
+    ending = dataclasses.replace(ending, why=why, terminated=terminated)
     return _Outlook(ending, events, decide(ending, events, config.requeue), now)
 
 

@@ -15,7 +15,7 @@ from hpcddp.cluster.options import check_value, is_given, long_name
 from hpcddp.cluster.profile import ClusterProfile
 from hpcddp.cluster.profile_file import EXPANDED
 from hpcddp.cluster.profile_schema import EnvSetting
-from hpcddp.cluster.variables import ATTEMPT_VARIABLE
+from hpcddp.cluster.variables import ATTEMPT_TIME_VARIABLE, ATTEMPT_VARIABLE
 from hpcddp.config.schema import Resources
 from hpcddp.errors import ConfigError
 from hpcddp.launch.sizes import cpus_of_process, gpus_per_process
@@ -213,7 +213,7 @@ def _container_srun(resources: Resources, profile: ClusterProfile, place: Place)
     if profile.container.runtime != "pyxis":
         return {}
     # The image's own values would win over those of the job, except for what is named here.
-    names = [*profile.env, *profile.caches, ATTEMPT_VARIABLE, "HPCDDP_ATTEMPT_TIME"]
+    names = [*profile.env, *profile.caches, ATTEMPT_VARIABLE, ATTEMPT_TIME_VARIABLE]
     return {
         "container-image": resources.container,
         "container-mounts": ",".join(f"{path}:{path}" for path in _mounts(profile, place)),

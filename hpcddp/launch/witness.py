@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hpcddp.cluster.variables import ATTEMPT_TIME_VARIABLE
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.config.schema import RunConfig
 from hpcddp.launch.history import FileTail, Record, last_step
@@ -46,10 +47,11 @@ def attend(
 def _record_launch(layout: ProcessLayout, run_dir: RunDir, environ: Mapping[str, str]) -> None:
     """`began` is when the batch script did; `last_step` what earlier attempts had reached."""
     fields: dict[str, Any] = {}
-    if began := environ.get("HPCDDP_ATTEMPT_TIME"):
+    if began := environ.get(ATTEMPT_TIME_VARIABLE):
         fields["began"] = float(began)
     if layout.attempt:
-        fields["last_step"] = last_step(FileTail(run_dir.metrics, _METRICS_TAIL_BYTES).lines())
+        records = FileTail(run_dir.metrics, _METRICS_TAIL_BYTES).lines()
+        fields["last_step"] = last_step(records, run_dir.read_events())
     run_dir.append_event(
         "launched",
         attempt=layout.attempt,

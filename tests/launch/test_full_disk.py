@@ -10,7 +10,7 @@ import pytest
 
 from hpcddp.config.load import Layer, resolve
 from hpcddp.config.write import config_text
-from hpcddp.launch import requeue, stop_reason
+from hpcddp.launch import ending, requeue, stop_reason
 from hpcddp.launch.history import read_history
 from hpcddp.launch.requeue import finish_attempt
 from hpcddp.launch.scheduler import JobInfo
@@ -109,9 +109,10 @@ def test_where_there_is_room_nothing_is_said_of_it_and_nothing_is_left(tmp_path,
     [
         ((), 2, 75, {}),
         (("checkpoint",), 3, 75, {}),
-        ((), 3, 75, {"command": ["true"]}),
-        ((), 2, 1, {"requeue": {"max_failures": 1}}),
-        ((), 2, 1, {"requeue": {"max_failures": 1}, "command": ["true"]}),
+        (("checkpoint", "requeued"), 3, 75, {}),
+        ((), 2, 75, {"command": ["true"]}),
+        ((), 1, 1, {"requeue": {"max_failures": 1}}),
+        ((), 1, 1, {"requeue": {"max_failures": 1}, "command": ["true"]}),
     ],
 )
 def test_attempts_that_could_not_be_recorded_are_counted_too(
@@ -122,14 +123,23 @@ def test_attempts_that_could_not_be_recorded_are_counted_too(
 
     run_dir = make_run(tmp_path, "started", *told, **settings)
     monkeypatch.setattr(RunDir, "append_event", full)
+    monkeypatch.setattr(ending, "space_problem", lambda folder: "no space left on device")
     for attempt in range(last + 1):
         finish_attempt(run_dir, code, environ_of(attempt))
     assert asked == [["requeue", "7"]] * last
     assert run_dir.handled(last).exists()  # else the script would ask for the requeue
 
 
-def test_attempts_of_an_earlier_job_are_not_counted(tmp_path, asked):
+def test_attempts_that_say_nothing_are_not_counted_where_there_is_room(tmp_path, asked):
+    """Their nodes were lost, and Slurm has started the job again by itself."""
+    run_dir = make_run(tmp_path, "started", requeue={"max_failures": 1})
+    assert finish_attempt(run_dir, 1, environ_of(3)) == 1
+    assert asked == [["requeue", "7"]]
+
+
+def test_attempts_of_an_earlier_job_are_not_counted(tmp_path, asked, monkeypatch):
     run_dir = make_run(tmp_path)
+    monkeypatch.setattr(ending, "space_problem", lambda folder: "no space left on device")
     run_dir.append_event("submitted", launcher="slurm", job_id="8")
     finish_attempt(run_dir, 75, {"SLURM_JOB_ID": "8", "HPCDDP_ATTEMPT": "3"})
     assert asked == [["requeue", "8"]]

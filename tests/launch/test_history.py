@@ -123,5 +123,11 @@ def test_a_job_that_records_its_submission_again_at_each_start_keeps_its_events(
 
 def test_the_step_of_the_newest_attempt_counts_though_one_before_had_done_more():
     lines = [b'{"step": 100, "attempt": 0}', b'{"step": 85, "attempt": 1}', b'{"attempt": 1}', b"{"]
-    assert (last_step(lines), newest_step(lines)) == (85, 100)
-    assert last_step([]) == 0
+    assert (last_step(lines, []), newest_step(lines)) == (85, 100)
+    assert last_step([], []) == 0
+
+
+def test_an_attempt_that_was_ended_before_its_first_record_has_done_its_first_step():
+    lines = [b'{"step": 100, "attempt": 0}']
+    events = [record("first_step") | {"attempt": attempt, "step": 81} for attempt in (0, 1)]
+    assert (last_step(lines, events[:1]), last_step(lines, events)) == (100, 81)

@@ -1,5 +1,6 @@
 """Whether a run starts again: a pure decision over srun's exit code and the run's history."""
 
+import dataclasses
 import re
 import shutil
 from types import SimpleNamespace
@@ -428,9 +429,8 @@ def own_program(*attempts):
         events.append({"event": "started", "attempt": number, "time": now})
         now += seconds
         events.append({"event": "requeued", "attempt": number, "time": now, "reason": reason})
-    return events[:-1], Ending(
-        75, len(attempts) - 1, StopReason(attempts[-1][1]), is_own_program=True, time=now
-    )
+    why, number, began = StopReason(attempts[-1][1]), len(attempts) - 1, now - attempts[-1][0]
+    return events[:-1], Ending(75, number, why, is_own_program=True, began=began, time=now)
 
 
 @pytest.mark.parametrize(
@@ -454,6 +454,29 @@ def test_an_own_program_that_always_asks_for_one_more_start_is_stopped(attempts,
     assert rules.decide(ending, events, RequeueConfig(max_without_progress=0)).event == "requeued"
 
 
+def test_an_own_program_is_told_how_long_it_ran_by_its_script_where_it_could_not_say_so():
+    """The disk is full: there is no event of three attempts, and the newest ran for hours."""
+    budget = RequeueConfig(max_without_progress=3)
+    ending = Ending(75, 3, unended=(2, 1), is_own_program=True, began=0.0, time=7200.0)
+    assert rules.decide(ending, [], budget).event == "requeued"
+    at_once = dataclasses.replace(ending, began=7190.0)
+    assert rules.decide(at_once, [], budget).event == "failed"
+
+
+def test_an_attempt_that_could_not_go_on_from_the_newest_step_makes_progress_from_an_older_one():
+    """Step 100 is torn: each start goes on from 80 or later, is preempted and saves."""
+    events = [{"event": "started", "attempt": 0}, {"event": "checkpoint", "step": 100}]
+    for attempt, step in enumerate((80, 85, 90), start=1):
+        events += [
+            {"event": "requeued", "attempt": attempt - 1},
+            {"event": "started", "attempt": attempt},
+            {"event": "resumed", "step": step},
+            {"event": "checkpoint", "step": step + 5},
+        ]
+    ending = Ending(75, 3, StopReason.PREEMPTED)
+    assert rules.decide(ending, events, RequeueConfig(max_without_progress=3)).event == "requeued"
+
+
 @pytest.fixture
 def own_run(run_dir):
     layer = Layer("test", {"train": {"max_steps": 1}, "command": ["./program"]})
@@ -464,6 +487,13 @@ def own_run(run_dir):
 def srun_said(run_dir, attempt, *lines):
     with run_dir.batch_log.open("a") as log:
         log.write("\n".join([f"hpcddp: attempt {attempt}", *lines]) + "\n")
+
+
+def test_what_srun_said_in_another_attempt_is_not_of_this_one(own_run, slurm_says):
+    """The disk was full: the script could not write that its second attempt began."""
+    srun_said(own_run, 0, "srun: error: gpu-03: task 7: Exited with exit code 9")
+    assert finish_attempt(own_run, 75, {"HPCDDP_ATTEMPT": "1"}) == 75
+    assert own_run.read_events()[-1]["event"] == "requeued"
 
 
 def test_the_code_of_the_task_that_failed_first_is_the_jobs(own_run):

@@ -10,12 +10,16 @@ from hpcddp_user import Hpcddp, losses
 from interruptions import FEW, MANY, Victim, befall_all, next_ending, shuffled
 
 SAVE_EVERY = 5
-FEW_STEPS, MANY_STEPS = 72, 500  # a node that is lost trains on until Slurm misses it
+FEW_STEPS, MANY_STEPS = 72, 250
+# For as long a run trains that waits for its time limit, or whose node Slurm does not miss yet.
+WAITED_S = 150
+GLOBAL_BATCH = 16
 RUN = (
-    "train.model=resnet18", "train.global_batch=16", "train.seed=7", "train.ema_decay=0.9",
-    "data.augment=shift", "data.image_size=16", "data.workers=1", "log.every_steps=1",
+    "train.model=resnet18", f"train.global_batch={GLOBAL_BATCH}", "train.seed=7",
+    "train.ema_decay=0.9", "train.eval_every_epochs=null", "data.augment=shift",
+    "data.image_size=16", "data.workers=1", "log.every_steps=1",
     f"checkpoint.every_steps={SAVE_EVERY}", "requeue.max_failures=1000",
-    "requeue.max_without_progress=0", "train.eval_every_epochs=null",
+    "requeue.max_without_progress=0",
 )  # fmt: skip
 
 
@@ -82,11 +86,21 @@ def test_a_handful_of_interruptions_changes_no_bit(small_disk_cluster):
     assert_little_was_lost(FEW, found)
 
 
+def steps_in(seconds, hpcddp):
+    """What this machine does in that time, by a short run: so the long one is not over too early,
+    and does not last too long.
+    """
+    hpcddp.submit("probe", *RUN, "train.max_steps=40")
+    probe = hpcddp.wait_for("probe", "finished", timeout=300)
+    return int(seconds * probe["images_per_s"] / GLOBAL_BATCH)
+
+
 @pytest.mark.slow
 def test_many_interruptions_in_any_order_change_no_bit(small_disk_cluster):
     plan = shuffled(MANY, seed=20261129)
     assert len(plan) >= 25
-    found = survive(small_disk_cluster, plan, MANY_STEPS, seed=20261129)
+    steps = MANY_STEPS + steps_in(WAITED_S, small_disk_cluster)
+    found = survive(small_disk_cluster, plan, steps, seed=20261129)
     print(json.dumps(found, indent=2))
     assert found["differing_tensors"] == 0
     assert_little_was_lost(plan, found)
