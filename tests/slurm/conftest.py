@@ -127,8 +127,8 @@ class Cluster:
 
         def problem() -> str:
             jobs = self.run(["squeue", "--noheader"]).stdout
-            states = self.run(["sinfo", "--noheader", "--Node", "--format=%N %T"]).stdout
-            busy = [line for line in states.splitlines() if not line.endswith(" idle")]
+            states = self.run(["sinfo", "--noheader", "--Node", "--format=%N %T %E"]).stdout
+            busy = [line for line in states.splitlines() if line.split()[1] != "idle"]
             return f"{jobs}{busy}" if jobs or busy else ""
 
         self.wait_until(problem, timeout)

@@ -192,7 +192,7 @@ def test_a_controller_that_is_away_at_the_last_act_is_waited_for(hpcddp, cluster
     cluster.run(["scancel", "--signal=TERM", job_id])
     os.kill(int((cluster.state_dir / "slurmctld.pid").read_text()), signal.SIGTERM)
     log = hpcddp.run_dir("demo").batch_log
-    cluster.wait_until(lambda: "" if "does not answer" in log.read_text() else "it does", 60)
+    cluster.wait_until(lambda: "" if "does not answer" in log.read_text() else "it does", 240)
     controller = cluster.node_exec("login", ["slurmctld", "-f", cluster.conf])
     assert controller.returncode == 0, controller.stderr
     assert hpcddp.wait_for_event("demo", "requeued", timeout=90)["exit_code"] == 75
