@@ -63,7 +63,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 @contextmanager
-def survive_a_full_disk() -> Iterator[None]:
+def survive_unwritten_records() -> Iterator[None]:
     """A record that cannot be written is no reason to lose the training."""
     try:
         yield
