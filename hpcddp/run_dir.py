@@ -193,7 +193,8 @@ def append_json_line(path: Path, record: Mapping[str, Any]) -> None:
 
     A line torn by a kill is closed first, so that only the torn one is lost.
     """
-    line = (json.dumps(record, ensure_ascii=False) + "\n").encode()
+    # What Python makes of a file name that is no UTF-8, a terminal would refuse as well: as `?`.
+    line = (json.dumps(record, ensure_ascii=False) + "\n").encode(errors="replace")
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         size = os.fstat(descriptor).st_size
