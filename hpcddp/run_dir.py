@@ -183,6 +183,16 @@ class RunDir:
         record = {"event": kind, "time": round(time.time(), 3), "host": socket.gethostname()}
         append_json_line(self.events, record | fields)
 
+    def try_event(self, kind: str, **fields: Any) -> str:  # noqa: ANN401
+        """Like `append_event`, for who goes on all the same: why there was no room, "" if there was."""
+        try:
+            self.append_event(kind, **fields)
+        except OSError as error:
+            if error.errno not in NO_SPACE:
+                raise
+            return NO_SPACE[error.errno]
+        return ""
+
     def read_events(self) -> list[dict[str, Any]]:
         """All events so far, oldest first."""
         return [record for record in read_json_lines(self.events) if "event" in record]

@@ -77,11 +77,18 @@ def _finish(
         return exit_code, True
     decision = seen.decision
     _record(run_dir, seen)
+    if "SLURM_JOB_ID" not in environ:
+        return _local_code(decision), True
     if decision.event != "requeued" or seen.ending.why is StopReason.REQUEUED:
         return decision.exit_code, True
-    if "SLURM_JOB_ID" not in environ:
-        return EXIT_AGAIN, True  # the local executor starts again what leaves with that
     return decision.exit_code, _start_again(run_dir, config, seen, environ, deadline)
+
+
+def _local_code(decision: Decision) -> int:
+    """The local executor starts again what leaves with 75, and nothing else."""
+    if decision.event == "requeued":
+        return EXIT_AGAIN
+    return EXIT_FAILED if decision.exit_code == EXIT_AGAIN else decision.exit_code
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
