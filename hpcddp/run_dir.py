@@ -184,7 +184,7 @@ class RunDir:
         append_json_line(self.events, record | fields)
 
     def try_event(self, kind: str, **fields: Any) -> str:  # noqa: ANN401
-        """Like `append_event`, for who goes on all the same: why there was no room, "" if there was."""
+        """Like `append_event`, but a full disk is no error: returns its words, else ""."""
         try:
             self.append_event(kind, **fields)
         except OSError as error:

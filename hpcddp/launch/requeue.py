@@ -36,7 +36,7 @@ from hpcddp.launch.stop_reason import (
     settle_reason,
 )
 from hpcddp.leave import leave
-from hpcddp.run_dir import NO_SPACE, RunDir
+from hpcddp.run_dir import RunDir
 
 _SCONTROL_TIMEOUT_S = 60
 _CONTROLLER_AWAY_S, _PAUSE_S = 900.0, 5.0  # how long an absent controller is waited for
@@ -163,13 +163,8 @@ def _record(run_dir: RunDir, seen: _Outlook) -> None:
         fields["reason"] = decision.reason
     if task := re.search(r"\d+", ending.culprit.partition(" on ")[0]):
         fields["task"] = int(task[0])
-    try:
-        run_dir.append_event(decision.event, **fields, exit_code=ending.exit_code)
-    except OSError as error:
-        if error.errno not in NO_SPACE:
-            raise
-        # The next attempt counts this one by its number.
-        _say(f"not recorded: {decision.event}: {error}")
+    # Where it cannot be written, the next attempt counts this one by its number.
+    _write(run_dir, decision.event, **fields, exit_code=ending.exit_code)
 
 
 def _start_again(
@@ -190,10 +185,11 @@ def _start_again(
         refusal = _send_anew(run_dir)
     if refusal is None:
         return True
-    reason = f"Slurm refused to requeue: {refusal}"
-    run_dir.append_event("failed", reason=reason, exit_code=EXIT_FAILED)
+    is_silent = is_silence(refusal)
     _say(f"cannot requeue {target}: {refusal}")
-    return not is_silence(refusal)
+    who = "Slurm did not answer the order to" if is_silent else "Slurm refused to"
+    _write(run_dir, "failed", reason=f"{who} requeue: {refusal}", exit_code=EXIT_FAILED)
+    return not is_silent
 
 
 def _requeue_until_heard(
@@ -258,8 +254,14 @@ def _send_anew(run_dir: RunDir) -> str | None:
     except SubmissionFailed as error:
         if not error.maybe_sent:
             return str(error)
-    run_dir.append_event("submitted", **fields, again=True)
+    _say(f"sent anew as job {fields.get('job_id', 'of a number that is not known')}")
+    _write(run_dir, "submitted", **fields, again=True)
     return None
+
+
+def _write(run_dir: RunDir, kind: str, **fields: Any) -> None:  # noqa: ANN401
+    if problem := run_dir.try_event(kind, **fields):
+        _say(f"not recorded: {kind}: {problem}")
 
 
 def _scontrol(words: Sequence[str]) -> str | None:
