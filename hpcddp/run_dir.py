@@ -63,7 +63,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 @contextmanager
-def survive_a_full_disk() -> Iterator[None]:
+def survive_unwritten_records() -> Iterator[None]:
     """A record that cannot be written is no reason to lose the training."""
     try:
         yield
@@ -183,6 +183,16 @@ class RunDir:
         record = {"event": kind, "time": round(time.time(), 3), "host": socket.gethostname()}
         append_json_line(self.events, record | fields)
 
+    def try_event(self, kind: str, **fields: Any) -> str:  # noqa: ANN401
+        """Like `append_event`, but a full disk is no error: returns its words, else ""."""
+        try:
+            self.append_event(kind, **fields)
+        except OSError as error:
+            if error.errno not in NO_SPACE:
+                raise
+            return NO_SPACE[error.errno]
+        return ""
+
     def read_events(self) -> list[dict[str, Any]]:
         """All events so far, oldest first."""
         return [record for record in read_json_lines(self.events) if "event" in record]
@@ -193,7 +203,8 @@ def append_json_line(path: Path, record: Mapping[str, Any]) -> None:
 
     A line torn by a kill is closed first, so that only the torn one is lost.
     """
-    line = (json.dumps(record, ensure_ascii=False) + "\n").encode()
+    # What Python makes of a file name that is no UTF-8, a terminal would refuse as well: as `?`.
+    line = (json.dumps(record, ensure_ascii=False) + "\n").encode(errors="replace")
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         size = os.fstat(descriptor).st_size

@@ -41,6 +41,13 @@ def test_a_line_of_which_only_a_part_fitted_is_an_error(tmp_path, monkeypatch):
         append_json_line(tmp_path / "events.jsonl", {"n": 1})
 
 
+def test_a_name_that_is_no_utf8_can_be_written_and_shown(tmp_path):
+    name = os.fsdecode(b"caf\xe9 \xff.txt")
+    append_json_line(tmp_path / "events.jsonl", {"error": f"No such file: {name}"})
+    [record] = read_json_lines(tmp_path / "events.jsonl")
+    assert record["error"] == "No such file: caf? ?.txt"  # which every terminal can show
+
+
 def test_a_missing_file_has_no_lines(tmp_path):
     assert list(read_json_lines(tmp_path / "none")) == []
 

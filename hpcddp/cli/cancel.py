@@ -65,16 +65,16 @@ def _cancel_job(run_dir: RunDir, status: RunStatus) -> None:
             f"`scancel` was not found on PATH. Run this on a login node of cluster "
             f"{status.cluster}, or type there: scancel {status.job_id}"
         )
-    _record(run_dir)
+    is_recorded = _record_cancelled(run_dir)
     problem = tell(["scancel", str(status.job_id)], _SCANCEL_TIMEOUT_S)
     if problem is None:
         click.echo(f"Run {run_dir.name}: job {status.job_id} cancelled.")
         return
-    run_dir.append_event("cancel_failed", reason=problem)
+    _record(run_dir, "cancel_failed", reason=problem)
+    promise = "The run will not start again by itself, but the" if is_recorded else "The"
     click.echo(
-        f"Error: job {status.job_id} was not cancelled: {problem}. The run will not start again "
-        f"by itself, but the job may go on; try again: "
-        f"{command_line('cancel', run_dir.name)}",
+        f"Error: job {status.job_id} was not cancelled: {problem}. {promise} job may go on; try "
+        f"again: {command_line('cancel', run_dir.name)}",
         err=True,
     )
     sys.exit(EXIT_FAILED)
@@ -83,7 +83,7 @@ def _cancel_job(run_dir: RunDir, status: RunStatus) -> None:
 def _stop_local(run_dir: RunDir, status: RunStatus) -> None:
     if supervisor_alive(run_dir) is not None:  # else it is on another host, and untouched
         _wait_for_start(run_dir, status)
-        _record(run_dir)
+        _record_cancelled(run_dir)
     click.echo(
         f"Run {run_dir.name}: stopping {status.job_id}, which takes up to {STOP_GRACE_S:.0f} s."
     )
@@ -100,10 +100,17 @@ def _wait_for_start(run_dir: RunDir, status: RunStatus) -> None:
         [status] = observer.look()
 
 
-def _record(run_dir: RunDir) -> None:
+def _record_cancelled(run_dir: RunDir) -> bool:
     """Say so before Slurm does it: what ends by our signal must not be started again."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container without this user's name
         user = f"user id {os.getuid()}"
-    run_dir.append_event("cancelled", by=user)
+    return _record(run_dir, "cancelled", by=user)
+
+
+def _record(run_dir: RunDir, kind: str, **fields: str) -> bool:
+    """False where the disk is full: the run is cancelled all the same."""
+    if problem := run_dir.try_event(kind, **fields):
+        click.echo(f"Warning: `{kind}` is not recorded: {problem}: {run_dir.events}", err=True)
+    return not problem

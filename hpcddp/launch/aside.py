@@ -8,10 +8,9 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from hpcddp.launch.history import is_submission
 from hpcddp.run_dir import RunDir, write_atomically
 
-_PREFIX = ".before-submission-"  # and the number of the one that they are kept for
+_PREFIX = ".before-submission-"  # and how many jobs had been sent and had begun before
 
 
 def keep_aside(run_dir: RunDir) -> None:
@@ -23,26 +22,22 @@ def keep_aside(run_dir: RunDir) -> None:
 
 
 def put_back(run_dir: RunDir) -> None:
-    """The files as they were, unless a job was sent or has begun since; nothing stays aside."""
+    """The files as they were, unless a job was sent or has begun since they were kept."""
     aside = _aside(run_dir)
-    for file in () if _has_begun_since(run_dir, aside) else (run_dir.config, run_dir.script):
+    for file in (run_dir.config, run_dir.script):
         with suppress(FileNotFoundError):  # nothing is aside, or an earlier call was killed
             (aside / file.name).replace(file)
-    forget(run_dir)
 
 
-def forget(run_dir: RunDir) -> None:
-    """Nothing stays aside: the new files count."""
+def forget_aside(run_dir: RunDir) -> None:
+    """Nothing stays aside: the files in use count."""
     for old in run_dir.path.glob(f"{_PREFIX}*"):
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _has_begun_since(run_dir: RunDir, aside: Path) -> bool:
-    """A job that was sent by a call which was killed before it could record that."""
-    launched = [e.get("time", 0) for e in run_dir.read_events() if e["event"] == "launched"]
-    return bool(launched) and aside.exists() and launched[-1] > aside.stat().st_mtime
-
-
 def _aside(run_dir: RunDir) -> Path:
-    number = 1 + sum(map(is_submission, run_dir.read_events()))
-    return run_dir.path / f"{_PREFIX}{number}"
+    """Another folder once a job was sent, or has begun whose `resume` was killed before it could
+    record it: what lies in the earlier one is then no longer the run's.
+    """
+    kinds = [event["event"] for event in run_dir.read_events()]
+    return run_dir.path / f"{_PREFIX}{kinds.count('submitted')}-{kinds.count('launched')}"

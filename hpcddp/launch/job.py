@@ -37,7 +37,7 @@ from hpcddp.launch.refusal import is_refused, mark_refusal
 from hpcddp.launch.sizes import threads_of_process
 from hpcddp.launch.witness import attend
 from hpcddp.leave import leave
-from hpcddp.run_dir import RunDir, survive_a_full_disk
+from hpcddp.run_dir import RunDir, survive_unwritten_records
 from hpcddp.stop_flag import STOP_SIGNALS, StopFlag
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _open_attempt(
         if not config.command:
             owner.claim()
         if submitted:
-            with survive_a_full_disk():
+            with survive_unwritten_records():
                 run_dir.append_event("submitted", **submitted)
         notes = attend(config, layout, run_dir, stop_flag, environ)
     if not config.command:
@@ -176,7 +176,7 @@ def _work(
 def _tell_network(run_dir: RunDir, layout: ProcessLayout, network: Network) -> None:
     if network.reasons and _tells_all(layout):
         place = {"attempt": layout.attempt, "node_rank": layout.node_rank}
-        with survive_a_full_disk():
+        with survive_unwritten_records():
             run_dir.append_event("network", **place, choices=list(network.reasons))
 
 
@@ -208,7 +208,7 @@ def with_network(
 def _record_start(run_dir: RunDir, layout: ProcessLayout) -> None:
     """What training says of its start itself; a user's own program does not know how."""
     if layout.is_main:
-        with survive_a_full_disk():
+        with survive_unwritten_records():
             run_dir.append_event(
                 "started",
                 attempt=layout.attempt,

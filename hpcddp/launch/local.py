@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -38,7 +39,7 @@ def submit_to_local(run_dir: RunDir) -> str:
 
 
 def supervise(run_dir: RunDir) -> int:
-    """Run job.sbatch again as long as its last act asks for that; returns its last exit code."""
+    """Run job.sbatch again as long as its last act asks for that by 75; returns its last code."""
     _end_all_on_sigterm(run_dir)
     record_supervisor(run_dir)
     environ = {**os.environ, "HPCDDP_JOB_ID": f"local-{os.getpid()}"}
@@ -46,7 +47,7 @@ def supervise(run_dir: RunDir) -> int:
     while True:
         environ["HPCDDP_RESTART_COUNT"] = str(restart_count)
         code = subprocess.run(["bash", str(run_dir.script)], env=environ).returncode
-        if code != EXIT_AGAIN or not _is_requeued(run_dir):
+        if code != EXIT_AGAIN:
             return code
         restart_count += 1
 
@@ -58,18 +59,13 @@ def _end_all_on_sigterm(run_dir: RunDir) -> None:
 
     def end(signum: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        if all(event["event"] != "cancelled" for event in since_sent(run_dir.read_events())):
-            run_dir.append_event("cancelled", by="SIGTERM to its supervisor")
+        with suppress(OSError):
+            if all(event["event"] != "cancelled" for event in since_sent(run_dir.read_events())):
+                run_dir.append_event("cancelled", by="SIGTERM to its supervisor")
         os.killpg(0, signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, end)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # held while `submit` sent us
-
-
-def _is_requeued(run_dir: RunDir) -> bool:
-    """What the script decided: 75 is also the code of a run that has stopped early too often."""
-    kinds = [event["event"] for event in run_dir.read_events() if event["event"] != "submitted"]
-    return kinds[-1:] == ["requeued"]
 
 
 def main(words: Sequence[str] | None = None) -> int:

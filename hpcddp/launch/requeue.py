@@ -36,7 +36,7 @@ from hpcddp.launch.stop_reason import (
     settle_reason,
 )
 from hpcddp.leave import leave
-from hpcddp.run_dir import NO_SPACE, RunDir
+from hpcddp.run_dir import RunDir
 
 _SCONTROL_TIMEOUT_S = 60
 _CONTROLLER_AWAY_S, _PAUSE_S = 900.0, 5.0  # how long an absent controller is waited for
@@ -77,11 +77,18 @@ def _finish(
         return exit_code, True
     decision = seen.decision
     _record(run_dir, seen)
+    if "SLURM_JOB_ID" not in environ:
+        return _local_code(decision), True
     if decision.event != "requeued" or seen.ending.why is StopReason.REQUEUED:
         return decision.exit_code, True
-    if "SLURM_JOB_ID" not in environ:
-        return EXIT_AGAIN, True  # the local executor starts again what leaves with that
     return decision.exit_code, _start_again(run_dir, config, seen, environ, deadline)
+
+
+def _local_code(decision: Decision) -> int:
+    """The local executor starts again what leaves with 75, and nothing else."""
+    if decision.event == "requeued":
+        return EXIT_AGAIN
+    return EXIT_FAILED if decision.exit_code == EXIT_AGAIN else decision.exit_code
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -156,13 +163,8 @@ def _record(run_dir: RunDir, seen: _Outlook) -> None:
         fields["reason"] = decision.reason
     if task := re.search(r"\d+", ending.culprit.partition(" on ")[0]):
         fields["task"] = int(task[0])
-    try:
-        run_dir.append_event(decision.event, **fields, exit_code=ending.exit_code)
-    except OSError as error:
-        if error.errno not in NO_SPACE:
-            raise
-        # The next attempt counts this one by its number.
-        _say(f"not recorded: {decision.event}: {error}")
+    # Where it cannot be written, the next attempt counts this one by its number.
+    _write(run_dir, decision.event, **fields, exit_code=ending.exit_code)
 
 
 def _start_again(
@@ -183,10 +185,11 @@ def _start_again(
         refusal = _send_anew(run_dir)
     if refusal is None:
         return True
-    reason = f"Slurm refused to requeue: {refusal}"
-    run_dir.append_event("failed", reason=reason, exit_code=EXIT_FAILED)
+    is_silent = is_silence(refusal)
     _say(f"cannot requeue {target}: {refusal}")
-    return not is_silence(refusal)
+    who = "Slurm did not answer the order to" if is_silent else "Slurm refused to"
+    _write(run_dir, "failed", reason=f"{who} requeue: {refusal}", exit_code=EXIT_FAILED)
+    return not is_silent
 
 
 def _requeue_until_heard(
@@ -251,8 +254,14 @@ def _send_anew(run_dir: RunDir) -> str | None:
     except SubmissionFailed as error:
         if not error.maybe_sent:
             return str(error)
-    run_dir.append_event("submitted", **fields, again=True)
+    _say(f"sent anew as job {fields.get('job_id', 'of a number that is not known')}")
+    _write(run_dir, "submitted", **fields, again=True)
     return None
+
+
+def _write(run_dir: RunDir, kind: str, **fields: Any) -> None:  # noqa: ANN401
+    if problem := run_dir.try_event(kind, **fields):
+        _say(f"not recorded: {kind}: {problem}")
 
 
 def _scontrol(words: Sequence[str]) -> str | None:

@@ -9,8 +9,8 @@ from hpcddp.checkpoint_dir import is_usable, list_checkpoints
 from hpcddp.cluster.profile import load_profile
 from hpcddp.config.load import command_line_layer
 from hpcddp.config.write import config_text, read_config, read_resolved
-from hpcddp.errors import HpcddpError, SubmissionFailed
-from hpcddp.launch.aside import forget, keep_aside, put_back
+from hpcddp.errors import HpcddpError
+from hpcddp.launch.aside import forget_aside, keep_aside, put_back
 from hpcddp.launch.history import since_submission
 from hpcddp.launch.phrases import command_line
 from hpcddp.launch.request import ResolvedRequest
@@ -57,13 +57,13 @@ def resume_run(
             write_atomically(run_dir.config, config_text(submission.request.resolved))
         write_atomically(run_dir.script, submission.script)
         job_id = send_job(submission, *_AFTER_OTHERS)
-    except (SubmissionFailed, OSError):
-        put_back(run_dir)
+    except BaseException as error:
+        is_unrecorded = isinstance(error, HpcddpError)  # the job was sent
+        if not is_unrecorded and not getattr(error, "maybe_sent", False):
+            put_back(run_dir)
         raise
-    except HpcddpError:  # the job was sent, and could not be recorded
-        forget(run_dir)
-        raise
-    forget(run_dir)
+    finally:
+        forget_aside(run_dir)
     return submission, job_id
 
 

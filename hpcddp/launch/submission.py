@@ -83,13 +83,22 @@ def send_job(submission: Submission, *options: str) -> str:
             job_id = _send_to(submission, options)
             _record_sent(submission, job_id, _waits_for(options))
     except SubmissionFailed as error:
-        if error.maybe_sent:  # its own events will tell its id
-            _record_submission(submission)
-        elif any(map(is_submission, run_dir.read_events())):
+        if not error.maybe_sent and any(map(is_submission, run_dir.read_events())):
             raise  # a `resume` that was refused: the run is what it was
-        run_dir.append_event("failed", reason=f"{_NOT_SUBMITTED}: {error}", exit_code=EXIT_FAILED)
+        try:
+            _record_refusal(submission, error)
+        except OSError as problem:
+            words = f"{error}. And {run_dir.events} cannot be written: {problem.strerror}"
+            raise SubmissionFailed(words, maybe_sent=error.maybe_sent) from None
         raise
     return job_id
+
+
+def _record_refusal(submission: Submission, error: SubmissionFailed) -> None:
+    if error.maybe_sent:  # its own events will tell its id
+        _record_submission(submission)
+    reason = f"{_NOT_SUBMITTED}: {error}"
+    submission.run_dir.append_event("failed", reason=reason, exit_code=EXIT_FAILED)
 
 
 def _waits_for(options: Sequence[str]) -> dict[str, str]:

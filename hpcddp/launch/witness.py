@@ -11,7 +11,7 @@ from hpcddp.config.schema import RunConfig
 from hpcddp.launch.history import FileTail, Record, last_step
 from hpcddp.launch.scheduler import lost_nodes, restarted_nodes
 from hpcddp.launch.stop_reason import StopReason, ask_stop_reason
-from hpcddp.run_dir import RunDir, survive_a_full_disk
+from hpcddp.run_dir import RunDir, survive_unwritten_records
 from hpcddp.stop_flag import StopFlag
 
 _NODE_FAILURE, _NODE_RESTART = "node failure", "daemon of its node restarted"
@@ -30,9 +30,9 @@ def attend(
 
     Call it in the main process. The thread that is returned ends once it has noted that.
     """
-    with survive_a_full_disk():
+    with survive_unwritten_records():
         _explain_predecessor(layout, run_dir)
-    with survive_a_full_disk():
+    with survive_unwritten_records():
         _record_launch(layout, run_dir, environ)
     notes = threading.Thread(
         target=_note_stop,
@@ -109,7 +109,7 @@ def _note_stop(
     if layout.requeue_target:
         answer = ask_stop_reason(environ, config.resources.warn_before_s)
         says = {"reason": answer.reason.value, "end_time": answer.end_time, **answer.hints}
-    with survive_a_full_disk():
+    with survive_unwritten_records():
         run_dir.append_event(
             "stop_reason", attempt=layout.attempt, **says, signal_time=round(notice.time, 3)
         )

@@ -11,7 +11,7 @@ from typing import Any
 
 from hpcddp.checkpoint_dir import CheckpointInfo, read_manifest
 from hpcddp.config.layout import ProcessLayout
-from hpcddp.run_dir import RunDir, append_json_line, survive_a_full_disk
+from hpcddp.run_dir import RunDir, append_json_line, survive_unwritten_records
 from hpcddp.train.fingerprint import change_words
 from hpcddp.train.resume import ResumePoint
 
@@ -116,12 +116,12 @@ class Journal:
     def _event(self, kind: str, **fields: Any) -> None:  # noqa: ANN401
         if self._layout.is_main:
             place = {"attempt": self._layout.attempt, "job_id": self._layout.job_id}
-            with survive_a_full_disk():
+            with survive_unwritten_records():
                 self._run_dir.append_event(kind, **place, **fields)
 
     def _metrics(self, **fields: Any) -> None:  # noqa: ANN401
         """After a crash a step can have two records; the later one counts."""
         if self._layout.is_main:
             record = {**fields, "attempt": self._layout.attempt, "time": round(time.time(), 3)}
-            with survive_a_full_disk():
+            with survive_unwritten_records():
                 append_json_line(self._run_dir.metrics, record)

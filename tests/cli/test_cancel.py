@@ -1,5 +1,6 @@
 """`cancel` ends a run so that nothing starts it again, and says when it could not."""
 
+import errno
 import json
 import os
 import stat
@@ -96,6 +97,46 @@ def test_what_was_not_cancelled_is_cancelled_again_although_slurm_is_silent(run_
     assert "is cancelled already" in cancel().output
 
 
+@pytest.fixture
+def full_disk(monkeypatch):
+    """No event can be written any more once it is called."""
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    return lambda: monkeypatch.setattr(RunDir, "append_event", full)
+
+
+def test_on_a_full_disk_the_job_is_cancelled_all_the_same(run_dir, tools, full_disk, tmp_path):
+    run_dir.append_event("submitted", launcher="slurm", job_id="38")
+    tools(squeue=RUNNING, scancel=f"touch {tmp_path}/told")
+    full_disk()
+    result = cancel()
+    assert (result.exit_code, (tmp_path / "told").exists()) == (0, True)
+    assert "`cancelled` is not recorded: no space left on device" in result.stderr
+
+
+def test_what_a_full_disk_and_slurm_refuse_together_promises_nothing(run_dir, tools, full_disk):
+    run_dir.append_event("submitted", launcher="slurm", job_id="38")
+    tools(squeue=RUNNING, scancel="echo 'scancel: error: Access denied' >&2; exit 1")
+    full_disk()
+    result = cancel()
+    assert result.exit_code == 1
+    assert "Access denied. The job may go on" in result.stderr
+    assert "will not start again" not in result.stderr
+
+
+def test_an_event_log_that_must_not_be_written_is_an_error(run_dir, tools, monkeypatch):
+    def forbidden(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    run_dir.append_event("submitted", launcher="slurm", job_id="38")
+    tools(squeue=RUNNING, scancel="exit 9")
+    monkeypatch.setattr(RunDir, "append_event", forbidden)
+    with pytest.raises(PermissionError):
+        cancel()
+
+
 def test_without_scancel_nothing_is_recorded(run_dir, monkeypatch, tmp_path):
     run_dir.append_event("submitted", launcher="slurm", job_id="38")
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
@@ -153,6 +194,17 @@ def test_a_local_run_is_stopped_with_its_supervisor(run_dir):
     assert kinds(run_dir) == ["submitted", "started", "cancelled"]
     result = cancel()
     assert "is cancelled already" in result.output
+
+
+def test_a_local_run_is_stopped_on_a_full_disk_too(run_dir, full_disk):
+    words = [sys.executable, "-c", SUPERVISOR, str(run_dir.path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True) as supervisor:
+        supervisor.stdout.readline()
+        run_dir.append_event("submitted", launcher="local", job_id=f"local-{supervisor.pid}")
+        run_dir.append_event("started", attempt=0)
+        full_disk()
+        assert cancel().exit_code == 0
+        supervisor.wait(timeout=10)
 
 
 def test_a_local_run_on_another_host_is_not_touched(run_dir):

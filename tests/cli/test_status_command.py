@@ -101,7 +101,7 @@ FIELDS = [
     "event", "time", "attempt", "job_id", "launcher", "host", "hosts", "reason", "exit_code",
     "error", "step", "loss", "epoch", "accuracy", "images_per_s", "max_steps", "global_rank",
     "world_size", "signal_time", "end_time", "began", "last_step", "nodes", "bytes", "seconds",
-    "stall_s", "suspected_ranks", "again", "failure", "by", "label",
+    "stall_s", "suspected_ranks", "again", "failure", "by", "label", "afterok",
 ]  # fmt: skip
 KINDS = [
     "submitted", "launched", "started", "resumed", "first_step", "checkpoint", "signal", "stopped",

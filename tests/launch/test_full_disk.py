@@ -137,6 +137,24 @@ def test_attempts_that_say_nothing_are_not_counted_where_there_is_room(tmp_path,
     assert asked == [["requeue", "7"]]
 
 
+@pytest.mark.parametrize("is_full", [True, False])
+def test_the_local_executor_learns_from_the_code_whether_to_start_again(
+    tmp_path, monkeypatch, is_full
+):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    run_dir = make_run(tmp_path, "started")
+    if is_full:
+        monkeypatch.setattr(RunDir, "append_event", full)
+        monkeypatch.setattr(ending, "space_problem", lambda folder: "no space left on device")
+    count = [{"HPCDDP_ATTEMPT": n, "HPCDDP_RESTART_COUNT": n} for n in "012"]
+    codes = [finish_attempt(run_dir, 75, environ) for environ in count]
+    assert codes == [75, 75, 1]
+    ends = [e for e in run_dir.read_events() if e["event"] == "failed"]
+    assert [end["exit_code"] for end in ends] == [75] * (not is_full)  # what `wait` exits with
+
+
 def test_attempts_of_an_earlier_job_are_not_counted(tmp_path, asked, monkeypatch):
     run_dir = make_run(tmp_path)
     monkeypatch.setattr(ending, "space_problem", lambda folder: "no space left on device")

@@ -1,5 +1,6 @@
 """How a process of a job becomes the user's own program: its signals, and one that came early."""
 
+import errno
 import signal
 import subprocess
 import sys
@@ -64,6 +65,30 @@ def test_the_run_is_told_of_the_network_only_once_all_processes_have_met(tmp_pat
     assert before == []
     [told] = run_dir.read_events()
     assert (told["event"], told["attempt"], told["node_rank"]) == ("network", 3, 1)
+
+
+def test_a_full_disk_keeps_no_program_from_its_start(tmp_path, monkeypatch, caplog):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    class Started(Exception):
+        pass
+
+    def become(command, stop_flag):
+        raise Started
+
+    run_dir, layout = RunDir(tmp_path), ProcessLayout()
+    config, network = RunConfig(command=("true",)), Network("n0", reasons=("so",))
+    monkeypatch.setattr(RunDir, "append_event", full)
+    monkeypatch.setattr(job, "attend", lambda *_: None)
+    monkeypatch.setattr(job, "with_network", lambda *_, **__: (layout, network))
+    monkeypatch.setattr(job, "_become", become)
+    monkeypatch.setattr(job.os, "environ", {})
+    owner = job._open_attempt(config, layout, run_dir, StopFlag(), {}, {"job_id": "pid-1"})
+    with pytest.raises(Started):
+        job._work(config, layout, run_dir, StopFlag(), {}, owner)
+    words = ["Cannot write to the run directory"] * 3  # submitted, network and started
+    assert [record.message.partition(":")[0] for record in caplog.records] == words
 
 
 class Told(StopFlag):

@@ -104,15 +104,34 @@ def test_a_signal_to_the_supervisor_alone_ends_the_run_with_all_its_processes(wo
     assert "SIGTERM" in json.loads(done.stdout)["reason"]
 
 
-def test_75_without_a_requeue_is_the_end(tmp_path):
+def test_a_script_that_leaves_with_75_starts_again_whatever_could_be_recorded(tmp_path):
     run_dir, starts = RunDir(tmp_path), tmp_path / "starts"
-    run_dir.script.write_text(
-        f"echo >> {starts}; n=$(wc -l < {starts}); [ $n -lt 9 ] || exit 1\n"
-        f"[ $n -lt 3 ] && kind=requeued || kind=failed\n"
-        f"echo '{{\"event\": \"'$kind'\"}}' >> {run_dir.events}; exit 75\n"
-    )
-    assert supervise(run_dir) == 75
+    run_dir.script.write_text(f"echo >> {starts}; [ $(wc -l < {starts}) -ge 3 ] || exit 75; exit 1")
+    assert supervise(run_dir) == 1
     assert starts.read_text().count("\n") == 3
+
+
+_SUPERVISE_ON_A_FULL_DISK = """
+import errno, sys
+from pathlib import Path
+from hpcddp.launch.local import supervise
+from hpcddp.run_dir import RunDir
+def full(*_, **__):
+    raise OSError(errno.ENOSPC, "No space left on device")
+RunDir.append_event = full
+supervise(RunDir(Path(sys.argv[1])))
+"""
+
+
+def test_a_signal_to_the_supervisor_ends_all_processes_on_a_full_disk_too(tmp_path):
+    run_dir = RunDir(tmp_path)
+    run_dir.script.write_text(f"sleep 60 & echo $! > {tmp_path}/pid; wait")
+    words = [sys.executable, "-c", _SUPERVISE_ON_A_FULL_DISK, str(tmp_path)]
+    with subprocess.Popen(words, start_new_session=True) as supervisor:
+        wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip())
+        below = psutil.Process(int((tmp_path / "pid").read_text()))
+        supervisor.terminate()
+        wait_until(lambda: not below.is_running() or below.status() == psutil.STATUS_ZOMBIE, 10)
 
 
 def test_a_failure_is_final_and_keeps_its_code(workplace):

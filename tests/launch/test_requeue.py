@@ -1,6 +1,7 @@
 """Whether a run starts again: a pure decision over srun's exit code and the run's history."""
 
 import dataclasses
+import errno
 import re
 import shutil
 from types import SimpleNamespace
@@ -268,7 +269,8 @@ def test_a_controller_that_stays_away_is_left_to_the_script_and_no_new_job_is_se
     monkeypatch.setattr(requeue, "_send_anew", lambda run_dir: pytest.fail("sent anew"))
     slurm_says[0] = SILENT
     assert finish_attempt(run_dir, 75, FIRST) == 75
-    assert "Unable to contact" in run_dir.read_events()[-1]["reason"]
+    reason = run_dir.read_events()[-1]["reason"]
+    assert reason.startswith("Slurm did not answer the order to requeue: Unable to contact")
     assert not run_dir.handled(0).exists()
 
 
@@ -558,6 +560,31 @@ def test_the_new_job_is_described_as_the_newest_submission_was(run_dir, sent):
     event = run_dir.read_events()[-1]
     assert (event["event"], event["nodes"], event["job_id"]) == ("submitted", 4, "8")
     assert sent.options == [("--dependency=singleton",)]  # not before this job is gone
+
+
+@pytest.fixture
+def full_disk(run_dir, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(RunDir, "append_event", full)
+
+
+def test_a_new_job_that_a_full_disk_does_not_hear_of_is_sent_and_told(
+    sent, full_disk, run_dir, capfd
+):
+    assert finish_attempt(run_dir, 75, FIRST) == 75
+    assert sent.options == [("--dependency=singleton",)]
+    said = capfd.readouterr().err
+    assert "sent anew as job 8\nhpcddp: not recorded: submitted: no space left on device" in said
+    assert run_dir.handled(0).exists()  # else the script would ask for a requeue as well
+
+
+def test_a_refused_requeue_is_told_on_a_full_disk(run_dir, monkeypatch, full_disk, capfd):
+    monkeypatch.setattr(requeue, "_scontrol", lambda words: "no such job")
+    assert finish_attempt(run_dir, 75, FIRST) == 75
+    assert "cannot requeue 7: no new job either" in capfd.readouterr().err
+    assert run_dir.handled(0).exists()
 
 
 def test_a_new_job_that_may_have_been_taken_is_no_refusal(run_dir, sent):

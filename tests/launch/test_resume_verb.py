@@ -5,16 +5,17 @@ import re
 import subprocess
 import sys
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from hpcddp.checkpoint_dir import Manifest, checkpoint_path, write_manifest
 from hpcddp.cli import group
 from hpcddp.errors import HpcddpError, SubmissionFailed
-from hpcddp.launch.aside import keep_aside
+from hpcddp.launch.aside import keep_aside, put_back
 from hpcddp.launch.history import read_history
 from hpcddp.launch.watch.status import status_of
-from hpcddp.run_dir import RunDir
+from hpcddp.run_dir import RunDir, write_atomically
 
 
 def hpcddp(*words):
@@ -170,6 +171,68 @@ def test_settings_stay_where_a_resume_is_killed_once_its_job_is_sent(run_dir, re
     hpcddp("resume", "r", "train.max_epochs=20")
     assert "lr: 9.0 " in run_dir.config.read_text()
     assert not list(run_dir.path.glob(".before*"))
+
+
+def test_settings_stay_for_a_job_that_has_begun_whatever_its_nodes_clock_says(run_dir):
+    run_dir.append_event("launched", attempt=0, job_id="11", time=2e9)
+    run_dir.append_event("failed", exit_code=1)
+    keep_aside(run_dir)
+    before = run_dir.config.read_text()
+    run_dir.config.write_text(before.replace("lr: 0.5", "lr: 9.0"))
+    put_back(run_dir)
+    assert run_dir.config.read_text() == before  # that launch was before
+    keep_aside(run_dir)
+    run_dir.config.write_text(before.replace("lr: 0.5", "lr: 9.0"))
+    run_dir.append_event("launched", attempt=1, job_id="12", time=1.0)
+    put_back(run_dir)
+    assert "lr: 9.0 " in run_dir.config.read_text()
+
+
+def full(*_, **__):
+    raise OSError(28, "No space left on device")
+
+
+def test_settings_are_put_back_where_the_script_finds_no_room(run_dir, monkeypatch):
+    def write(path, text):
+        if path == run_dir.script:
+            full()
+        write_atomically(path, text)
+
+    run_dir.append_event("failed")
+    before = everything_of(run_dir)
+    monkeypatch.setattr("hpcddp.launch.resume.write_atomically", write)
+    with pytest.raises(OSError, match="No space"):
+        hpcddp("resume", "r", "optim.lr=9.0")
+    assert everything_of(run_dir) == before
+    assert not list(run_dir.path.glob(".before*"))
+
+
+ANSWERS = {"taken": "echo 4711", "not told": "echo 'Socket timed out' >&2; exit 1"}
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_settings_stay_for_a_job_that_was_sent_and_cannot_be_recorded(
+    run_dir, fake_sbatch, monkeypatch, answer
+):
+    run_dir.append_event("failed")
+    (fake_sbatch / "bin" / "sbatch").write_text(f"#!/bin/sh\n{ANSWERS[answer]}\n")
+    monkeypatch.setattr(RunDir, "append_event", full)
+    with pytest.raises((HpcddpError, SubmissionFailed), match="No space"):
+        hpcddp("resume", "r", "optim.lr=9.0")
+    assert "lr: 9.0 " in run_dir.config.read_text()
+    assert not list(run_dir.path.glob(".before*"))
+
+
+def test_ctrl_c_before_the_job_is_sent_changes_nothing(run_dir, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    run_dir.append_event("failed")
+    before = everything_of(run_dir)
+    monkeypatch.setattr("hpcddp.launch.resume.send_job", interrupted)
+    with pytest.raises(click.exceptions.Abort):
+        hpcddp("resume", "r", "optim.lr=9.0")
+    assert everything_of(run_dir) == before
 
 
 def test_a_run_that_was_to_wait_for_another_says_that_it_does_not_wait_again(fake_sbatch):

@@ -42,6 +42,7 @@ def test_the_preemption_time_is_read(text, time):
         ("CANCELLED", "20", "partition_prio", StopReason.CANCELLED),
         ("PREEMPTED", "20", "partition_prio", StopReason.PREEMPTED),  # Slurm is sure
         ("COMPLETING", "0", "partition_prio", StopReason.PREEMPTED),
+        ("COMPLETING", "1", "partition_prio", StopReason.PREEMPTED),  # the two look the same
         ("COMPLETING", "20", "qos", StopReason.PREEMPTED),  # what partitions say does not count
     ],
 )

@@ -277,6 +277,17 @@ def test_a_job_whose_id_cannot_be_written_down_is_told(fake_sbatch, monkeypatch)
         hpcddp("submit", "--cluster", "generic", "--name", "r")
 
 
+def test_that_slurm_may_have_taken_a_job_is_told_on_a_full_disk(fake_sbatch, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    no_answer(fake_sbatch)
+    monkeypatch.setattr(RunDir, "append_event", full)
+    with pytest.raises(SubmissionFailed, match=r"squeue --name=r.*No space left") as caught:
+        hpcddp("submit", "--cluster", "generic", "--name", "r")
+    assert caught.value.maybe_sent
+
+
 def squeue_line(job_id, state):
     values = [job_id, state, "main", "0", "0", "1", "1", "9999999999", "n1", "None"]
     return f"echo '{'|'.join(values)}'\n"

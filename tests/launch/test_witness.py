@@ -110,15 +110,23 @@ assert flag.wait().signum == signal.SIGUSR2
 
 
 def test_a_full_disk_ends_neither_the_start_nor_the_notes(tmp_path, monkeypatch, caplog):
-    def full(*_, **__):
+    tried = []
+
+    def full(run_dir, kind, **_):
+        tried.append(kind)
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    run_dir = RunDir(tmp_path)
+    kind, fields = launched(0)
+    run_dir.append_event(kind, **fields)
     monkeypatch.setattr(RunDir, "append_event", full)
-    layout = ProcessLayout()
-    witness.attend(RunConfig(), layout, RunDir(tmp_path), ToldLater(), {}).join(10)
+    monkeypatch.setattr(witness, "ask_stop_reason", lambda *_: SlurmSays(StopReason.PREEMPTED))
+    layout = ProcessLayout(**ON_SLURM)
+    witness.attend(RunConfig(), layout, run_dir, ToldLater(), {}).join(10)
+    assert tried == ["ended", "launched", "stop_reason"]
     assert [record.message.partition(":")[0] for record in caplog.records] == [
         "Cannot write to the run directory"
-    ] * 2
+    ] * 3
 
 
 def test_a_waiting_thread_is_told_of_a_real_signal():

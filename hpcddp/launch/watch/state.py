@@ -162,11 +162,20 @@ def _state_of_ended_job(seen: Evidence, job: JobInfo) -> tuple[str, str]:
         return "cancelled", who_cancelled(job)
     if job.state != "COMPLETED" or seen.phase == "failed":
         return "failed", _failure(seen, job)
-    if seen.phase in ("signal", "stopped", "requeued"):
+    if seen.phase in ("signal", "stopped", "requeued") and not _has_finished_silently(seen, job):
         step = (seen.last("stopped") or {}).get("step")
         where = "" if step is None else f" at step {step}"
         return "failed", f"stopped early{where} and was not started again"
     return "finished", ""
+
+
+def _has_finished_silently(seen: Evidence, job: JobInfo) -> bool:
+    """The last start was after the one that tells the newest turn, and could write nothing on a
+    full disk. Which start that was, it says itself, or those before it that were requeued.
+    """
+    requeued = sum(e["event"] == "requeued" and e is not seen.turn for e in seen.events)
+    told = max(requeued, (seen.last("launched") or {}).get("restart_count", 0))
+    return job.exit_code == 0 and (job.restarts or 0) > told
 
 
 def _state_without_scheduler(seen: Evidence) -> tuple[str, str]:

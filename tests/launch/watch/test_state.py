@@ -161,6 +161,7 @@ def test_slurms_estimate_is_told_only_while_the_run_waits(tmp_path):
         (["submitted", "failed exit_code=3"], None, 3),
         (["submitted", "failed exit_code=75 reason=x"], None, 75),
         (["submitted", "started", "stopped"], JobInfo("38", "COMPLETED", exit_code=0), 1),
+        (["submitted", "requeued"], JobInfo("38", "COMPLETED", exit_code=0, restarts=1), 0),
         (["submitted"], JobInfo("38", "FAILED", exit_code=127), 127),
         (["submitted", "cancelled"], None, 1),
         (["submitted"], JobInfo("38", forgotten=True), 1),
