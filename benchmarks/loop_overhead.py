@@ -8,7 +8,8 @@ else the machine does meets both; half of the turns are of processes that built 
 The bare loop is what one would write in a minute: DDP with its defaults, SGD with the same fused
 kernel, the same images, ready in memory as normalised floats. It has no loader, no augmentation, no
 schedule, no stop vote, no record and no evaluation. Ours is `hpcddp.train.loop.step_and_report`
-with its defaults and a record every ten steps.
+with its defaults and a record every ten steps. What a job sets for its whole process (memory that is
+freed stays, operators are deterministic) the bare loop gets too.
 """
 
 import argparse
@@ -35,6 +36,7 @@ from hpcddp.config.layout import ProcessLayout
 from hpcddp.config.load import Layer, resolve
 from hpcddp.run_dir import RunDir
 from hpcddp.stop_flag import StopFlag
+from hpcddp.train.device import open_device
 from hpcddp.train.loop import step_and_report
 from hpcddp.train.metrics import StepClock
 from hpcddp.train.models import build_model
@@ -74,8 +76,8 @@ def config_of(options):
 def build_ours(options, layout, ranks, run_dir, batches):
     """One step of our loop, as a function; eight of its batches go to the other loop."""
     task = build_task(config_of(options), layout)
-    vote = StopVote(ranks, StopFlag())
-    session = build_session(task, torch.device("cpu"), ranks, vote, Found(None), RunDir(run_dir))
+    vote, device = StopVote(ranks, StopFlag()), torch.device("cpu")
+    session = build_session(task, device, ranks, vote, Found(None), RunDir(run_dir))
     clock = StepClock()
     batches += [session.feed.next() for _ in range(8)]
     return lambda: step_and_report(session, clock)
@@ -112,7 +114,8 @@ def measure(pipe, options, layout, run_dir):
     """In a child, on one core: (wall, CPU) seconds of each turn, as pairs (bare, ours)."""
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[layout.local_rank]})
     torch.set_num_threads(1)
-    ranks = open_ranks(layout, torch.device("cpu"), 60)
+    device = open_device(config_of(options).train, layout)
+    ranks = open_ranks(layout, device, 60)
     batches = []
     builders = {
         "bare": lambda: build_bare(options, batches),

@@ -27,7 +27,7 @@ from hpcddp.measure.document import compare_document, not_measured
 from hpcddp.measure.evidence import Circumstances
 from hpcddp.measure.verdict import verdict_of_sweep
 from hpcddp.run_dir import RunDir
-from hpcddp.train.device import choose_device, make_deterministic
+from hpcddp.train.device import open_device
 from hpcddp.train.process_group import backend_of, open_ranks
 
 _WARM_UP_STEPS = 3
@@ -47,9 +47,7 @@ def sweep_here(
     config: RunConfig, settings: Sequence[Setting], layout: ProcessLayout, rounds: int, steps: int
 ) -> dict[str, Any] | None:
     """Measure every setting; the document in the main process, None in the others. Collective."""
-    device = choose_device(config.train.device, layout)
-    if config.train.deterministic:
-        make_deterministic()
+    device = open_device(config.train, layout)
     ranks = open_ranks(layout, device, config.train.rendezvous_timeout_s)
     # Each session would tell of a training that never is.
     logging.getLogger("hpcddp.train").setLevel(logging.WARNING)

@@ -78,7 +78,7 @@ def _serve(task: WorkerTask, driver: Connection) -> None:
     import torch
 
     from hpcddp.measure.bench import build_bench
-    from hpcddp.train.device import choose_device, make_deterministic
+    from hpcddp.train.device import open_device
     from hpcddp.train.process_group import open_ranks
 
     torch.set_num_threads(task.threads)
@@ -93,9 +93,7 @@ def _serve(task: WorkerTask, driver: Connection) -> None:
             "inconsistent",
         )
     os.environ.update(settle_network(layout, os.environ).variables)
-    device = choose_device(train.device, layout)
-    if train.deterministic:
-        make_deterministic()
+    device = open_device(train, layout)
     ranks = open_ranks(layout, device, train.rendezvous_timeout_s)
     bench = build_bench(task.config, layout, RunDir(task.run_dir), device, ranks)
     driver.send(READY)

@@ -18,7 +18,7 @@ from hpcddp.config.layout import EXIT_AGAIN, EXIT_DONE, ProcessLayout
 from hpcddp.config.schema import RunConfig
 from hpcddp.run_dir import RunDir
 from hpcddp.stop_flag import StopFlag
-from hpcddp.train.device import choose_device, make_deterministic
+from hpcddp.train.device import open_device
 from hpcddp.train.evaluate import Evaluation, evaluate
 from hpcddp.train.journal import Journal
 from hpcddp.train.metrics import StepClock
@@ -53,9 +53,7 @@ def train(
     """
     logging.getLogger(__package__).setLevel(logging.INFO if layout.is_main else logging.WARNING)
     check_early(config, layout)
-    device = choose_device(config.train.device, layout)
-    if config.train.deterministic:
-        make_deterministic()
+    device = open_device(config.train, layout)
     record_collectives(config.train.hang_timeout_s)
     with leave_if_told(stop_flag):
         timeout_s = config.train.rendezvous_timeout_s

@@ -1,3 +1,8 @@
+import ctypes
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -72,3 +77,40 @@ def test_determinism_is_switched_on_without_its_costly_half(monkeypatch):
     finally:
         torch.use_deterministic_algorithms(before)
         torch.utils.deterministic.fill_uninitialized_memory = True
+
+
+FAULTS = """
+import resource, sys
+import torch
+from hpcddp.train.device import keep_freed_memory
+
+def blocks():
+    return [torch.ones(1 << 18) for _ in range(40)]  # of 1 MiB each
+
+if "keep" in sys.argv:
+    keep_freed_memory()
+kept = blocks()
+del kept
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5):
+    kept = blocks()
+    del kept
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def faults(*words, **environ):
+    """Page faults of allocating 200 MiB in five turns, each freed before the next."""
+    command = [sys.executable, "-c", FAULTS, *words]
+    done = subprocess.run(
+        command, env=os.environ | environ, capture_output=True, text=True, check=True
+    )
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="no glibc here")
+def test_memory_that_is_freed_stays_unless_the_user_says_otherwise():
+    pages = 200 * 256
+    assert faults() > pages / 2
+    assert faults("keep") < pages / 20
+    assert faults("keep", MALLOC_TRIM_THRESHOLD_="131072") > pages / 2
