@@ -9,6 +9,11 @@ def command_line(verb: str, run: str, *options: str) -> str:
     return shlex.join(["python", "-m", "hpcddp", verb, run, *options])
 
 
+def resume_hint(run: str) -> str:
+    """What to type where nothing starts a run again by itself."""
+    return f"`{command_line('resume', run)}` goes on"
+
+
 def count_text(number: int | None, noun: str) -> str:
     """`1 node`, `2 processes`; `? nodes` where the number is not known."""
     plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"

@@ -26,15 +26,11 @@ from hpcddp.errors import HpcddpError, SubmissionFailed
 from hpcddp.launch.decision import Decision, Ending, Event, decide
 from hpcddp.launch.ending import ending_of
 from hpcddp.launch.history import since_sent
+from hpcddp.launch.phrases import resume_hint
 from hpcddp.launch.refusal import refusal_code
 from hpcddp.launch.scheduler import lost_nodes
-from hpcddp.launch.slurm_tool import is_silence, tell
-from hpcddp.launch.stop_reason import (
-    SlurmSays,
-    StopReason,
-    ask_stop_reason,
-    settle_reason,
-)
+from hpcddp.launch.slurm_tool import is_silence, lack_of_tools, tell
+from hpcddp.launch.stop_reason import SlurmSays, StopReason, ask_stop_reason, settle_reason
 from hpcddp.leave import leave
 from hpcddp.run_dir import RunDir
 
@@ -75,13 +71,15 @@ def _finish(
     is_newer = _is_superseded(seen.events, attempt, environ)
     if is_newer or (terminated and _has_decided(seen.events, attempt)):
         return exit_code, True
+    if seen.asks_slurm(environ) and (lack := lack_of_tools()):
+        why = f"{lack}; {resume_hint(run_dir.name)}"
+        seen = dataclasses.replace(seen, decision=Decision("failed", why, seen.decision.exit_code))
     decision = seen.decision
     _record(run_dir, seen)
     if "SLURM_JOB_ID" not in environ:
         return _local_code(decision), True
-    if decision.event != "requeued" or seen.ending.why is StopReason.REQUEUED:
-        return decision.exit_code, True
-    return decision.exit_code, _start_again(run_dir, config, seen, environ, deadline)
+    is_over = not seen.asks_slurm(environ)
+    return decision.exit_code, is_over or _start_again(run_dir, config, seen, environ, deadline)
 
 
 def _local_code(decision: Decision) -> int:
@@ -110,6 +108,11 @@ class _Outlook:
             and self.decision.event == "requeued"
             and not self.ending.terminated
         )
+
+    def asks_slurm(self, environ: Mapping[str, str]) -> bool:
+        """The run is to start again, and Slurm does not see to that by itself."""
+        is_ours = self.ending.why is not StopReason.REQUEUED and "SLURM_JOB_ID" in environ
+        return is_ours and self.decision.event == "requeued"
 
 
 def _look(
@@ -187,8 +190,10 @@ def _start_again(
         return True
     is_silent = is_silence(refusal)
     _say(f"cannot requeue {target}: {refusal}")
-    who = "Slurm did not answer the order to" if is_silent else "Slurm refused to"
-    _write(run_dir, "failed", reason=f"{who} requeue: {refusal}", exit_code=EXIT_FAILED)
+    reason = f"Slurm refused to requeue: {refusal}; {resume_hint(run_dir.name)}"
+    if is_silent:
+        reason = f"Slurm did not answer the order to requeue: {refusal}"
+    _write(run_dir, "failed", reason=reason, exit_code=EXIT_FAILED)
     return not is_silent
 
 

@@ -1,6 +1,8 @@
 """Give Slurm an order by one of its tools. What Slurm says of jobs is `scheduler`'s business."""
 
 import re
+import shutil
+import socket
 import subprocess
 from collections.abc import Sequence
 
@@ -26,3 +28,10 @@ def tell(words: Sequence[str], timeout_s: float) -> str | None:
     if done.returncode == 0:
         return None
     return (done.stderr or done.stdout).strip() or f"{tool} exited with {done.returncode}"
+
+
+def lack_of_tools() -> str:
+    """That this host has nothing to start a job again with, in words; "" where it has."""
+    if any(shutil.which(tool) for tool in ("scontrol", "sbatch")):
+        return ""
+    return f"{socket.gethostname()} has no scontrol and no sbatch to requeue with"

@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import re
 import shutil
+import socket
 from types import SimpleNamespace
 
 import pytest
@@ -170,6 +171,7 @@ def slurm_says(monkeypatch):
     answers = [JobInfo("7", state="RUNNING", restarts=0)]
     monkeypatch.setattr(stop_reason, "show_job", lambda job_id: answers[0])
     monkeypatch.setattr(requeue, "_send_anew", lambda run_dir: "no new job either")
+    monkeypatch.setattr(requeue, "lack_of_tools", lambda: "")
     return answers
 
 
@@ -594,21 +596,51 @@ def test_a_new_job_that_may_have_been_taken_is_no_refusal(run_dir, sent):
     assert (event["event"], "job_id" in event) == ("submitted", False)
 
 
-def test_a_node_without_sbatch_is_told_and_nobody_there_is_sent_to_a_login_node(
-    run_dir, tmp_path, monkeypatch
-):
+@pytest.fixture
+def only_tools(run_dir, tmp_path, monkeypatch):
+    """Leave nothing on PATH but these tools, the named ones with a body of their own."""
     monkeypatch.undo()  # of `_send_anew`
-    for tool in ("sh", "env"):
-        (tmp_path / tool).symlink_to(shutil.which(tool))
     run_dir.script.write_text("#!/bin/sh\n")
-    monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(stop_reason, "show_job", lambda job_id: JobInfo("7", state="RUNNING"))
+
+    def only_tools(*names, **bodies):
+        for tool in names:
+            (tmp_path / tool).symlink_to(shutil.which(tool))
+        for tool, body in bodies.items():
+            (tmp_path / tool).write_text(f"#!/bin/sh\n{body}\n")
+            (tmp_path / tool).chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path))
+
+    return only_tools
+
+
+def test_a_node_without_sbatch_is_told_and_nobody_there_is_sent_to_a_login_node(
+    run_dir, only_tools
+):
+    only_tools("sh", "env", scontrol="echo disabled; exit 1")
     finish_attempt(run_dir, 75, {"SLURM_JOB_ID": "7"})
     event = run_dir.read_events()[-1]
     assert event["event"] == "failed"
     assert re.fullmatch(
-        r"Slurm refused to requeue: \S+ .sbatch.: No such file or directory", event["reason"]
+        r"Slurm refused to requeue: \S+ .sbatch.: No such file or directory; "
+        rf"`python -m hpcddp resume {run_dir.name}` goes on",
+        event["reason"],
     )
+
+
+def test_a_node_without_any_tool_of_slurm_promises_no_start_and_says_what_to_type(
+    run_dir, only_tools
+):
+    only_tools("sh")
+    assert finish_attempt(run_dir, 75, FIRST) == 75
+    assert "requeued" not in {event["event"] for event in run_dir.read_events()}
+    event = run_dir.read_events()[-1]
+    assert (event["event"], event["exit_code"]) == ("failed", 75)
+    assert event["reason"] == (
+        f"{socket.gethostname()} has no scontrol and no sbatch to requeue with; "
+        f"`python -m hpcddp resume {run_dir.name}` goes on"
+    )
+    assert run_dir.handled(0).exists()  # the script has no scontrol either
 
 
 def test_a_run_that_is_cancelled_while_slurm_is_asked_is_not_sent_anew(run_dir, sent, monkeypatch):
