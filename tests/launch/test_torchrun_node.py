@@ -82,18 +82,30 @@ def test_every_process_has_its_ranks_and_its_own_log(tmp_path):
         assert f"{rank} of 2, local {rank}" in said
 
 
-def test_a_stop_signal_reaches_the_processes_and_their_exit_code_is_kept(tmp_path):
-    shell = f'trap "exit 75" USR2; touch "{tmp_path}/ready-$RANK"; while :; do sleep 0.1; done'
-    process, deadline = start(tmp_path, shell), time.monotonic() + 60
+def stop(tmp_path, name, then):
+    """The exit code where both processes run `then` when told to stop."""
+    loop = f'touch "{tmp_path}/ready-$RANK"; while :; do sleep 0.1; done'
+    process, deadline = start(tmp_path, f'trap "{then}" {name}; {loop}'), time.monotonic() + 60
     try:
         while not all((tmp_path / f"ready-{rank}").exists() for rank in (0, 1)):
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        process.send_signal(signal.SIGUSR2)
-        assert process.wait(60) == 75
+        process.send_signal(signal.Signals[f"SIG{name}"])
+        return process.wait(120)
     finally:
         process.kill()
+
+
+@pytest.mark.parametrize("name", ["TERM", "USR1", "USR2"])
+def test_a_stop_signal_reaches_the_processes_and_their_exit_code_is_kept(tmp_path, name):
+    assert stop(tmp_path, name, "exit 75") == 75
+
+
+@pytest.mark.slow
+def test_torchrun_does_not_kill_processes_that_save_for_longer_than_its_own_patience(tmp_path):
+    assert stop(tmp_path, "TERM", f"sleep 35; touch {tmp_path}/saved-$RANK; exit 75") == 75
+    assert all((tmp_path / f"saved-{rank}").exists() for rank in (0, 1))
 
 
 def test_the_script_starts_one_task_per_node_with_all_cores():
