@@ -15,6 +15,13 @@ SMALLEST = (
     "train.global_batch=4", "train.max_steps=1", "train.max_epochs=null", "data.name=synthetic",
     "data.synthetic_samples=8", "train.eval_every_epochs=null",
 )  # fmt: skip
+# Accepts whoever comes, and says nothing.
+_STRANGER = """#!{python}
+import socket, time
+with socket.create_server(("", {port})):
+    print("listens", flush=True)
+    time.sleep(600)
+"""
 _IS_RANK = "'SLURM_PROCID' in env and 'run' in sys.orig_argv[1:5]"
 _PAUSE_S = 0.5  # each look starts a Python, which the job under test would have to wait for
 
@@ -40,6 +47,12 @@ def processes_of(cluster, job_id):
         is_rank = b"run" in command and b"srun" not in command[0] and b"SLURM_STEP_ID" in pairs
         if is_rank and wanted <= set(environ):
             yield int(pairs[b"SLURM_PROCID"]), int(entry.name)
+
+
+def take_port(cluster, node, port):
+    """Let a stranger listen on a node's port until the test is over."""
+    stranger = _STRANGER.format(python=sys.executable, port=port)
+    cluster.wait_for_output(cluster.sbatch(stranger, "-w", node), "listens", 1)
 
 
 class Hpcddp:

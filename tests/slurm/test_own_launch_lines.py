@@ -4,6 +4,7 @@ import json
 import sys
 
 import pytest
+from hpcddp_user import take_port
 
 from hpcddp.cluster.ports import choose_ports
 
@@ -12,13 +13,6 @@ SETTINGS = (
     "train.global_batch=12 train.max_steps=2 data.name=synthetic data.synthetic_samples=24 "
 )
 RUN = f"{sys.executable} -m hpcddp run --name r {SETTINGS}"
-# Accepts whoever comes, and says nothing.
-STRANGER = """#!{python}
-import socket, time
-with socket.create_server(("", {port})):
-    print("listens", flush=True)
-    time.sleep(600)
-"""
 
 
 @pytest.fixture
@@ -44,8 +38,7 @@ def test_an_uneven_step_on_part_of_a_job_trains_although_its_port_is_taken(hpcdd
     step = f"srun -N2 -n3 -w gpu-02,gpu-03 --kill-on-bad-exit=1 {RUN}"
     job_id = send(step, "-N3", "--ntasks-per-node=2", "--hold")
     port, second = choose_ports(f"{job_id}.0", 0)[:2]
-    stranger = STRANGER.format(python=sys.executable, port=port)
-    cluster.wait_for_output(cluster.sbatch(stranger, "-w", "gpu-02"), "listens", 1)
+    take_port(cluster, "gpu-02", port)
     cluster.run(["scontrol", "release", job_id])
     cluster.wait(job_id, {"COMPLETED", "FAILED"}, timeout=300)
     output = cluster.output(job_id)

@@ -1,5 +1,16 @@
 """The user's own program (`-- COMMAND`) on the real cluster: exit code, restarts, turn."""
 
+import sys
+
+from hpcddp_user import take_port
+
+from hpcddp.cluster.ports import choose_ports
+
+LISTENS = (
+    "import os, socket; print('port', os.environ['MASTER_PORT'], flush=True); "
+    "socket.create_server(('', int(os.environ['MASTER_PORT'])))"
+)
+
 
 def test_the_programs_own_exit_code_is_the_jobs(hpcddp, cluster):
     # One task fails, and srun ends the other: its own code would be 143, that of the other.
@@ -10,6 +21,28 @@ def test_the_programs_own_exit_code_is_the_jobs(hpcddp, cluster):
     assert "exit code 3 of task 1 on gpu-02" in status["reason"]
     assert status["reason"].endswith("rank-0001.log")
     assert cluster.show(job_id)["ExitCode"] == "3:0"
+
+
+def test_a_port_that_a_stranger_has_costs_one_attempt(hpcddp, cluster):
+    words = ["resources.sbatch.hold=true", "resources.sbatch.nodelist=gpu-01"]
+    words += ["requeue.max_failures=1"]
+    job_id = hpcddp.submit("r", *words, nodes=1, command=[sys.executable, "-c", LISTENS])
+    ports = [choose_ports(f"{job_id}.0", start)[0] for start in range(2)]
+    take_port(cluster, "gpu-01", ports[0])
+    assert cluster.run(["scontrol", "release", job_id]).returncode == 0
+    status = hpcddp.wait_for("r", "finished", timeout=180)
+    assert [attempt["end"] for attempt in status["attempts"]] == ["failed", "finished"]
+    logs = [hpcddp.run_dir("r").rank_log(attempt, 0).read_text() for attempt in range(2)]
+    assert all(f"port {port}\n" in log for port, log in zip(ports, logs, strict=True))
+    assert ["Address already in use" in log for log in logs] == [True, False]
+
+
+def test_one_that_leaves_early_ends_the_others_where_the_user_says_how_soon(hpcddp, cluster):
+    script = '[ "$RANK" = 0 ] && exit 0; exec sleep 600'
+    job_id = hpcddp.submit("r", "resources.srun.wait=3", command=["bash", "-c", script])
+    assert cluster.wait(job_id, {"FAILED", "COMPLETED"}, timeout=300) == "FAILED"
+    assert "First task exited 3s ago" in hpcddp.run_dir("r").batch_log.read_text()
+    assert hpcddp.status("r")["state"] == "failed"
 
 
 def test_a_program_that_always_asks_for_one_more_start_is_given_up(hpcddp, cluster):
