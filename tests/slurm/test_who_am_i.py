@@ -19,7 +19,8 @@ def ask(cluster, tmp_path):
     """Return a function that runs a job and gives each of its steps as a list of answers.
 
     In its script `srun OPTIONS {ask}` asks all tasks of a step. Steps come in their order, of
-    several jobs (array elements) one after the other; answers in the order of the tasks.
+    several jobs (array elements) one after the other; answers in the order of the tasks. The
+    job's id, as sbatch printed it, is `ask.job_id` then.
     """
     answers = tmp_path / "answers"
     answers.mkdir()
@@ -30,6 +31,7 @@ def ask(cluster, tmp_path):
         log = tmp_path / "batch.log"
         job_id = cluster.sbatch(text, f"--output={log}", "--open-mode=append", *sbatch_options)
         cluster.wait(job_id, {"COMPLETED", "FAILED"})
+        ask.job_id = job_id
         steps = defaultdict(list)
         for path in answers.glob("*[0-9]"):
             *step, task = map(int, path.name.split("."))
@@ -113,8 +115,8 @@ def test_groups_of_a_heterogeneous_job_are_counted_in_their_own_order(ask, group
     answers = list(itertools.chain(*components))
     assert_one_world(answers, 5 if groups == "0,1" else 4)
     assert answers[0]["host"] == ("gpu-04" if groups == "0,1" else "gpu-01")
-    jobs = {answer["requeue_target"] for answer in answers}
-    assert len(jobs) == 1  # that of the first group, in both cases
+    # Slurm knows each group by a number of its own, but requeues only the whole.
+    assert {answer["requeue_target"] for answer in answers} == {ask.job_id}
 
 
 def test_tasks_placed_by_a_host_file_need_to_be_told_where_rank_0_is(ask, tmp_path):
@@ -136,8 +138,19 @@ def test_tasks_placed_by_a_host_file_need_to_be_told_where_rank_0_is(ask, tmp_pa
         ("-N1 --ntasks-per-node=2 --gpus-per-node=2", "--gpu-bind=single:1", [0, 0]),
         ("-N1 --ntasks-per-node=2 --gpus-per-node=2", "--gpu-bind=map_gpu:1,0", [0, 0]),
         ("-N2 -n4 --gpus=3", "", ["gpu_mismatch"] * 3 + [0]),
+        ("-N2 --ntasks-per-node=2 --gres=gpu:a100:2", "--gres=gpu:a100:2", [0, 1, 0, 1]),
+        ("-N1 -n4 --gres=gpu:a100:2", "--gres=gpu:a100:2", ["gpu_mismatch"] * 4),
     ],
-    ids=["per_node", "typed_and_cyclic", "per_task", "bound", "mapped", "spread"],
+    ids=[
+        "per_node",
+        "typed_and_cyclic",
+        "per_task",
+        "bound",
+        "mapped",
+        "spread",
+        "gres",
+        "gres_too_few",
+    ],
 )
 def test_the_device_is_counted_among_those_a_task_sees(ask, options, srun_options, devices):
     [answers] = ask(f"srun {srun_options} {{ask}}\n", *options.split())
