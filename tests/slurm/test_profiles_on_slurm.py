@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 
@@ -58,6 +59,30 @@ def test_check_agrees_with_the_shipped_profile_and_notices_every_change(hpcddp, 
         "queue grace: notice",
         "queue new: partition",
     }
+
+
+GPUS = """
+extends: [testcluster]
+gpu_request: gpus-per-node
+node: {gpus: 2}
+defaults: {resources: {gpus_per_node: 2, processes_per_node: 2}}
+"""
+
+
+@pytest.mark.parametrize("option", ["gpu-bind=map_gpu:1,0", "gpus-per-task=1"])
+def test_a_program_sees_the_gpus_that_slurm_shows_it(hpcddp, site, cluster, tmp_path, option):
+    site("gpus", GPUS)
+    tell = "grep -z _VISIBLE_DEVICES /proc/self/environ"
+    words = ["-N1", "-n2", "--gpus-per-node=2", f"--{option}"]
+    plain = cluster.srun(*words, "bash", "-c", f"{tell} >{tmp_path}/plain-$SLURM_PROCID")
+    assert plain == []
+    options = ["--name", "g", "--cluster", "gpus", f"resources.srun.{option}"]
+    done = hpcddp("submit", *options, "--", "bash", "-c", f"{tell} >{tmp_path}/ours-$RANK")
+    assert done.returncode == 0, done.stderr
+    hpcddp.wait_for("g", "finished")
+    plain, ours = ([(tmp_path / f"{n}-{r}").read_text() for r in (0, 1)] for n in ("plain", "ours"))
+    assert ours == plain
+    assert plain[0] != plain[1]  # each its own
 
 
 def test_check_looks_at_a_node_by_a_short_job(hpcddp, site):
@@ -152,18 +177,44 @@ def test_one_torchrun_per_node_makes_one_world(hpcddp, site):
         assert re.search(rf"^gpu-0{rank // 2 + 1}$", text, re.MULTILINE)
 
 
-def test_a_stopped_torchrun_job_is_requeued_and_goes_on(hpcddp, site, cluster, tmp_path):
+@pytest.mark.parametrize("partition", ["main", "preempt-grace"], ids=["USR2", "preempted"])
+def test_a_stopped_torchrun_job_is_requeued_and_goes_on(hpcddp, site, cluster, tmp_path, partition):
     site("elastic", TORCHRUN)
     shell = (
-        f'test "$HPCDDP_ATTEMPT" = 0 || exit 0; trap "exit 75" USR2; '
+        f'test "$HPCDDP_ATTEMPT" = 0 || exit 0; trap "exit 75" USR2 TERM; '
         f'touch "{tmp_path}/ready-$RANK"; while :; do sleep 0.2; done'
     )
-    submit(hpcddp, "s", "elastic", shell=shell)
+    submit(hpcddp, "s", "elastic", f"resources.partition={partition}", shell=shell)
+    job_id = hpcddp.status("s")["job_id"]
     wanted = {f"ready-{rank}" for rank in range(4)}
     cluster.wait_until(
         lambda: "" if wanted <= {path.name for path in tmp_path.glob("ready-*")} else "not ready",
         120,
     )
-    cluster.run(["scancel", "--signal=USR2", hpcddp.status("s")["job_id"]])
+    if partition == "main":
+        cluster.run(["scancel", "--signal=USR2", job_id])
+    else:
+        cluster.preempt(job_id)
     status = hpcddp.wait_for("s", "finished", timeout=180)
-    assert status["attempt"] == 1
+    ends = ["signalled" if partition == "main" else "preempted", "finished"]
+    assert [attempt["end"] for attempt in status["attempts"]] == ends
+    assert hpcddp.events("s", "requeued")[0]["exit_code"] == 75  # of the processes
+
+
+def test_where_nodes_have_no_tools_of_slurm_a_stop_is_told_with_what_to_type(
+    hpcddp, site, tmp_path
+):
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("bash", "date", "grep", "mkdir", "sh", "srun"):
+        (tools / name).symlink_to(shutil.which(name))
+    site("bare", f"extends: [testcluster]\nsetup: ['export PATH={tools}']")
+    submit(hpcddp, "b", "bare", shell="exit 75")
+    status = hpcddp.wait_for("b", "failed")
+    lack = "gpu-01 has no scontrol and no sbatch to requeue with"
+    assert f"{lack}; `python -m hpcddp resume b` goes on" in status["reason"]
+    assert hpcddp.events("b", "requeued") == []
+    assert hpcddp("wait", "b").returncode == 75
+    assert "scontrol: " not in hpcddp.run_dir("b").batch_log.read_text()  # nor does the script try
+    site("bare", "extends: [testcluster]")
+    assert hpcddp("resume", "b").returncode == 0
