@@ -1,6 +1,7 @@
 """Real training on a real Slurm: to the end, through a stop and preemption, into failure."""
 
 import os
+import re
 import signal
 import time
 
@@ -112,6 +113,12 @@ def images_with_a_broken_one(tmp_path):
     return tmp_path / "images"
 
 
+def kill_wait_s(cluster):
+    """Seconds between the SIGTERM and the SIGKILL of a step that is ended."""
+    said = cluster.run(["scontrol", "show", "config"]).stdout
+    return int(re.search(r"^KillWait += (\d+) sec", said, re.MULTILINE)[1])
+
+
 def test_a_rank_that_raises_ends_the_job_and_status_names_its_error(
     hpcddp, cluster, images_with_a_broken_one
 ):
@@ -121,12 +128,33 @@ def test_a_rank_that_raises_ends_the_job_and_status_names_its_error(
     assert cluster.wait(job_id, {"FAILED"}) == "FAILED"
     assert "07.JPEG cannot be decoded" in status["reason"]
     failures = [e for e in hpcddp.run_dir("r").read_events() if e["event"] == "failed"]
-    first, last = failures[0]["time"], failures[-1]["time"]
-    assert last - first < 60  # nobody waits for the one that is gone
+    ended = time.strptime(cluster.show(job_id)["EndTime"], "%Y-%m-%dT%H:%M:%S")
+    assert time.mktime(ended) - failures[0]["time"] < kill_wait_s(cluster) + 15  # they are ended
     rank = failures[0]["global_rank"]
     assert f"see {hpcddp.run_dir('r').rank_log(0, rank)}" in status["reason"]
     assert "07.JPEG" in hpcddp("logs", "r", "--rank", str(rank)).stdout
     assert hpcddp("wait", "r").returncode not in (0, 75)
+
+
+FAILS_IN_A_STEP = """
+    import hpcddp.train.loop as loop
+    def fail(*_):
+        raise RuntimeError("boom")
+    if env["SLURM_PROCID"] == "1":
+        loop.set_lr = fail
+"""
+
+
+def test_an_error_that_nobody_expected_is_named_with_its_rank_and_traceback(hpcddp, tmp_path):
+    hpcddp.begin_pythons_with(tmp_path / "site", FAILS_IN_A_STEP)
+    hpcddp.submit("r", *SMALLEST)
+    status = hpcddp.wait_for("r", "failed", timeout=300)
+    log = hpcddp.run_dir("r").rank_log(0, 1)
+    assert "rank 1 on gpu-02: RuntimeError: boom" in status["reason"]
+    assert f"see {log}" in status["reason"]
+    told = log.read_text()[log.read_text().index("Traceback") :]
+    assert "in train_step" in told
+    assert told.rstrip().endswith("RuntimeError: boom")
 
 
 def test_a_rank_killed_outright_ends_the_job(hpcddp, cluster):
