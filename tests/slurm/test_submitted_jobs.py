@@ -33,9 +33,10 @@ def place_of(environment):
 
 def test_a_job_sent_from_inside_a_step_inherits_nothing_of_its_place(hpcddp, cluster, tmp_path):
     write = 'env -0 > "$0-$RANK"'
-    hpcddp.submit("outer", command=["bash", "-c", write, str(tmp_path / "outer")])
+    memory = "resources.mem_per_cpu=60M"  # which srun refuses beside --mem of the job around it
+    hpcddp.submit("outer", memory, command=["bash", "-c", write, str(tmp_path / "outer")])
     inner = (
-        f"-m hpcddp submit --cluster testcluster --nodes 2 --name inner -- "
+        f"-m hpcddp submit --cluster testcluster --nodes 2 --name inner {memory} -- "
         f"bash -c '{write}' {tmp_path}/inner"
     )
     script = (
@@ -130,6 +131,17 @@ def test_a_job_without_the_users_environment_has_its_own(hpcddp, tmp_path):
     hpcddp.wait_for("r", "finished")
     seen = [(tmp_path / f"seen-{rank}").read_text() for rank in range(2)]
     assert seen == ["0 2 1 none\n", "1 2 1 none\n"]
+
+
+def test_a_secret_reaches_the_processes_and_none_of_the_runs_files(hpcddp):
+    hpcddp.env["HF_TOKEN"] = secret = "hf_" + "aSecretThatNobodyMayRead"
+    has_it = '[ "${#HF_TOKEN}" = "$1" ]'
+    command = ["bash", "-c", has_it, "x", str(len(secret))]
+    hpcddp.submit("r", command=command)
+    hpcddp.wait_for("r", "finished")
+    files = [path for path in (hpcddp.runs / "r").rglob("*") if path.is_file()]
+    assert {"job.sbatch", "config.yaml", "batch.log", "rank-0000.log"} <= {f.name for f in files}
+    assert [path for path in files if secret.encode() in path.read_bytes()] == []
 
 
 def test_processes_get_the_cpus_and_further_options_that_were_asked_for(hpcddp, cluster, tmp_path):
