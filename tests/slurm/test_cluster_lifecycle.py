@@ -164,6 +164,50 @@ def test_the_machines_own_slurm_configuration_is_not_touched(testcluster_dir, sh
     assert [path.name for path in own.iterdir()] == ["slurm.conf"]
 
 
+# In namespaces of its own the machine has Munge and a Slurm controller, whether or not it has.
+HOST = """
+    set -e
+    export PATH={tools}:$PATH SLURM_CONF={place}/c/etc/slurm.conf
+    trap 'down --dir {place}/c >&2; kill $(jobs -p)' EXIT
+    ip link set lo up
+    mount -t tmpfs none /run
+    mkdir -m 755 /run/munge
+    head -c 128 /dev/urandom >{place}/key
+    chmod 600 {place}/key
+    munged --foreground --force --key-file={place}/key --pid-file={place}/pid \\
+        --seed-file={place}/seed >{place}/munged.log 2>&1 &
+    {python} -c '
+import socket
+with socket.create_server(("", 6817)) as server:
+    print("listens", flush=True)
+    while True:
+        with server.accept()[0] as peer:
+            peer.sendall(b"host\\n")
+' >{place}/listener &
+    until [ -S /run/munge/munge.socket.2 ] && grep -q listens {place}/listener; do sleep 0.1; done
+    for number in 1 2 3; do munge -n >{place}/credential-$number; done
+    still_there() {{  # no daemon takes a credential twice, and no other one knows its key
+        unmunge <{place}/credential-$1 | grep -q "STATUS: *Success"
+        read -r said </dev/tcp/127.0.0.1/6817
+        echo "$said $(jobs -rp | wc -l)"
+    }}
+    still_there 1
+    up --dir {place}/c >&2
+    srun -N2 true
+    still_there 2
+    down --dir {place}/c >&2
+    still_there 3
+"""
+
+
+def test_the_munge_and_the_slurm_controller_of_the_machine_go_on(testcluster_dir, short_tmp):
+    script = HOST.format(place=short_tmp, python=sys.executable, tools=testcluster_dir)
+    command = ["unshare", "--mount", "--net", "--propagation", "private", "bash", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["host 2"] * 3
+
+
 def test_a_killed_node_daemon_is_started_again_from_the_record(new_cluster):
     cluster = new_cluster("restart", "--nodes=2")
     daemon = cluster.record["daemons"]["slurmd-gpu-02"]
