@@ -181,3 +181,17 @@ def test_a_step_does_not_ask_which_mode_it_is(name):
     nodes = [*ast.walk(parsed(PACKAGE / "train" / f"{name}.py"))]
     words = {node.value for node in nodes if isinstance(node, ast.Constant)}
     assert not words & {"single", "dp", "ddp"}
+
+
+def test_the_last_act_of_a_batch_script_loads_no_torch(tmp_path):
+    (tmp_path / "config.yaml").write_text("train: {max_steps: 1}\n")
+    (tmp_path / "logs").mkdir()
+    words = ["--run-dir", str(tmp_path), "--exit-code", "3"]
+    probe = (
+        "import sys; from hpcddp.launch.requeue import main\n"
+        f"code = main({words})\n"
+        "assert not {'torch', 'torchvision', 'numpy'} & set(sys.modules)\n"
+        "sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 3, done.stderr
