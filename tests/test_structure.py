@@ -214,3 +214,32 @@ def test_a_step_does_not_ask_which_mode_it_is(name):
     nodes = [*ast.walk(parsed(PACKAGE / "train" / f"{name}.py"))]
     words = {node.value for node in nodes if isinstance(node, ast.Constant)}
     assert not words & {"single", "dp", "ddp"}
+
+
+HIDES_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+READ_THEM = {PACKAGE / "cluster" / "devices.py", PACKAGE / "cluster" / "scrub.py"}
+
+
+def mentions(node):
+    """True for code that can set such a variable, or holds its name to do so elsewhere."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value in HIDES_DEVICES or any(f"{name}=" in node.value for name in HIDES_DEVICES)
+    names = {getattr(node, attribute, None) for attribute in ("id", "attr", "arg", "name")}
+    return bool(names & {"VISIBILITY_VARIABLES", *HIDES_DEVICES})
+
+
+def writes(node):
+    """True for a store, a deletion, a default, or a dictionary that could become an environment."""
+    if isinstance(node, ast.Subscript):
+        return not isinstance(node.ctx, ast.Load) and "environ" in ast.unparse(node.value)
+    if isinstance(node, ast.Call):
+        return getattr(node.func, "attr", "") in {"setdefault", "update", "putenv", "unsetenv"}
+    return isinstance(node, ast.Dict) and any(map(mentions, filter(None, node.keys)))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_nobody_rewrites_which_devices_a_process_may_see(path):
+    """Slurm and the user decide that; two modules read it or leave it out of a new job."""
+    is_wrong = writes if path in READ_THEM else mentions
+    found = [ast.unparse(node) for node in ast.walk(parsed(path)) if is_wrong(node)]
+    assert not found, f"{path}: {found}"
