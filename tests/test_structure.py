@@ -223,7 +223,8 @@ READ_THEM = {PACKAGE / "cluster" / "devices.py", PACKAGE / "cluster" / "scrub.py
 def mentions(node):
     """True for code that can set such a variable, or holds its name to do so elsewhere."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node.value in HIDES_DEVICES or any(f"{name}=" in node.value for name in HIDES_DEVICES)
+        text = f"{node.value}=" if node.value in HIDES_DEVICES else node.value
+        return any(f"{name}=" in text for name in HIDES_DEVICES)
     names = {getattr(node, attribute, None) for attribute in ("id", "attr", "arg", "name")}
     return bool(names & {"VISIBILITY_VARIABLES", *HIDES_DEVICES})
 

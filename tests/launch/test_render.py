@@ -55,7 +55,7 @@ CASES = {
         ],
     ),
 }
-ODD = "it's \"$5; ü\""
+ODD = 'it\'s "$5; ü"'
 PLACES = {
     "odd_paths": {
         "run": f"/shared/{ODD}/run {ODD}",
