@@ -158,8 +158,9 @@ def test_jobs_unknown_to_scontrol_are_looked_up_in_accounting(tools):
 
 def test_why_a_job_ends_is_answered_though_slurm_signals_who_asks(tools):
     signals = "; ".join(f"kill -{name} $$" for name in ("TERM", "USR1", "USR2"))
-    tools(scontrol=f'{signals}; echo "JobId=7 JobState=COMPLETING PreemptTime=Unknown"')
-    assert show_job("7").state == "COMPLETING"
+    case = CASES["scontrol"][0]
+    tools(scontrol=f"{signals}\ncat <<'END'\n{case['text']}END")
+    assert_fields(show_job(case["job_id"]), case["job"])
 
 
 def test_the_users_own_display_settings_do_not_change_the_answer(tools, monkeypatch):
