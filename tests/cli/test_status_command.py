@@ -195,25 +195,16 @@ def test_watching_all_runs_shows_new_ones_and_ends_with_ctrl_c(root):
     assert process.wait(timeout=20) == 130
 
 
-DRY_RUN = ["submit", "--dry-run", "--nodes", "2", "--cluster"]
-
-
-@pytest.mark.parametrize(
-    "words",
-    [["status"], [*DRY_RUN, "local"], [*DRY_RUN, "generic"]],
-    ids=["status", "submit_local", "submit_generic"],
-)
-def test_it_takes_less_than_half_a_second_of_processor_time(root, words):
-    sbatch = root.parent / "bin" / "sbatch"
-    sbatch.write_text("#!/bin/sh\n")
-    sbatch.chmod(0o755)
+def test_it_takes_less_than_half_a_second_of_processor_time(root):
     for number in range(20):
         run_dir = make_run(root, f"run{number}", "1", "started", *["checkpoint"] * 100)
         run_dir.metrics.write_text('{"step": 12, "loss": 1.0, "images_per_s": 9.0}\n' * 2000)
 
     def used_s():
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, "-m", "hpcddp", *words], check=True, capture_output=True)
+        subprocess.run(
+            [sys.executable, "-m", "hpcddp", "status"], check=True, stdout=subprocess.DEVNULL
+        )
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return sum((after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime))
 
