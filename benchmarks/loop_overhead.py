@@ -8,8 +8,8 @@ else the machine does meets both; half of the turns are of processes that built 
 The bare loop is what one would write in a minute: DDP with its defaults, SGD with the same fused
 kernel, the same images, ready in memory as normalised floats. It has no loader, no augmentation, no
 schedule, no stop vote, no record and no evaluation. Ours is `hpcddp.train.loop.step_and_report`
-with its defaults and a record every ten steps. What a job sets for its whole process (memory that is
-freed stays, operators are deterministic) the bare loop gets too.
+with its defaults and a record every ten steps. What a job sets for its whole process (memory that
+is freed stays, operators are deterministic) the bare loop gets too.
 """
 
 import argparse

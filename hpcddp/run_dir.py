@@ -27,7 +27,7 @@ _INTEGERS = (
     "attempt bytes exit_code failure global_rank last_step max_steps nodes processes_per_node "
     "restart_count step task world_size"
 )
-_NUMBERS = "accuracy epoch eval_loss images_per_s loss seconds stall_s"
+_NUMBERS = "accuracy epoch eval_loss images_per_s loss seconds stall_s step_s"
 _TIMES = "began end_time signal_time time"
 _LATEST_TIME = 1 << 40  # Unix seconds; what lies beyond is no time that a clock can show
 _TEXTS = "afterok by cluster error event host job_id label launcher reason run signal"

@@ -100,29 +100,62 @@ def test_verbs_of_the_login_node_do_not_load_torch(verb):
     assert subprocess.run([sys.executable, "-c", probe], cwd=ROOT).returncode == 0
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["submit", "--dry-run", "--cluster", "local"],
-        ["render", "--cluster", "generic"],
-        ["status"],
-        ["env", "--json"],
-        ["doctor", "--cluster", "local"],
-    ],
-    ids=lambda words: words[0],
-)
-def test_no_torch_is_loaded_by_the_time_a_verb_has_done_its_work(words, tmp_path):
+TOOLS = {
+    "sbatch": "echo 4711",
+    "squeue": "echo '4711|RUNNING|main|0|0|1|9999999999|gpu-01|None|'",
+    "scancel": "exit 0",
+}
+
+
+@pytest.fixture
+def without_torch(tmp_path):
+    """Return a function that runs a verb where Slurm's tools are pretended, and looks whether
+    torch was loaded by the time it has done its work.
+    """
+    (tmp_path / "bin").mkdir()
+    for name, body in TOOLS.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
     probe = (
         "import sys; from hpcddp.cli import main\n"
         "try: main()\n"
         "except SystemExit as end: assert not end.code, end.code\n"
         "assert not {'torch', 'torchvision'} & set(sys.modules)"
     )
-    environ = {**os.environ, "HPCDDP_RUNS_DIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", probe, *words], cwd=ROOT, env=environ, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    environ = {**os.environ, "HPCDDP_RUNS_DIR": str(tmp_path / "runs"), "PATH": path}
+
+    def run(*words):
+        command = [sys.executable, "-c", probe, *words]
+        done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["submit", "--dry-run", "--cluster", "local"],
+        ["submit", "--dry-run", "--cluster", "generic"],
+        ["render", "--cluster", "generic"],
+        ["status"],
+        ["env", "--json"],
+        ["doctor", "--cluster", "local"],
+    ],
+    ids=lambda words: "-".join(words),
+)
+def test_no_torch_is_loaded_by_the_time_a_verb_has_done_its_work(words, without_torch):
+    without_torch(*words)
+
+
+def test_no_torch_is_loaded_by_what_is_done_with_a_run_on_slurm(without_torch, tmp_path):
+    assert "job 4711" in without_torch("submit", "--cluster", "generic", "--name", "r")
+    (tmp_path / "runs/r/logs/batch.log").write_text("from the batch script\n")
+    assert "running" in without_torch("status", "r")
+    assert without_torch("logs", "r") == "from the batch script\n"
+    assert "job 4711 cancelled" in without_torch("cancel", "r")
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -181,3 +214,47 @@ def test_a_step_does_not_ask_which_mode_it_is(name):
     nodes = [*ast.walk(parsed(PACKAGE / "train" / f"{name}.py"))]
     words = {node.value for node in nodes if isinstance(node, ast.Constant)}
     assert not words & {"single", "dp", "ddp"}
+
+
+def test_the_last_act_of_a_batch_script_loads_no_torch(tmp_path):
+    (tmp_path / "config.yaml").write_text("train: {max_steps: 1}\n")
+    (tmp_path / "logs").mkdir()
+    words = ["--run-dir", str(tmp_path), "--exit-code", "3"]
+    probe = (
+        "import sys; from hpcddp.launch.requeue import main\n"
+        f"code = main({words})\n"
+        "assert not {'torch', 'torchvision', 'numpy'} & set(sys.modules)\n"
+        "sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 3, done.stderr
+
+
+HIDES_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+READ_THEM = {PACKAGE / "cluster" / "devices.py", PACKAGE / "cluster" / "scrub.py"}
+
+
+def mentions(node):
+    """True for code that can set such a variable, or holds its name to do so elsewhere."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        text = f"{node.value}=" if node.value in HIDES_DEVICES else node.value
+        return any(f"{name}=" in text for name in HIDES_DEVICES)
+    names = {getattr(node, attribute, None) for attribute in ("id", "attr", "arg", "name")}
+    return bool(names & {"VISIBILITY_VARIABLES", *HIDES_DEVICES})
+
+
+def writes(node):
+    """True for a store, a deletion, a default, or a dictionary that could become an environment."""
+    if isinstance(node, ast.Subscript):
+        return not isinstance(node.ctx, ast.Load) and "environ" in ast.unparse(node.value)
+    if isinstance(node, ast.Call):
+        return getattr(node.func, "attr", "") in {"setdefault", "update", "putenv", "unsetenv"}
+    return isinstance(node, ast.Dict) and any(map(mentions, filter(None, node.keys)))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_nobody_rewrites_which_devices_a_process_may_see(path):
+    """Slurm and the user decide that; two modules read it or leave it out of a new job."""
+    is_wrong = writes if path in READ_THEM else mentions
+    found = [ast.unparse(node) for node in ast.walk(parsed(path)) if is_wrong(node)]
+    assert not found, f"{path}: {found}"

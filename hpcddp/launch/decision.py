@@ -13,6 +13,8 @@ Event = Mapping[str, Any]
 # Slurm has ended the attempt for reasons of its own, and its user wants it to go on.
 _GOES_ON = (StopReason.PREEMPTED, StopReason.TIME_LIMIT, StopReason.REQUEUED)
 _BY_ITSELF = (StopReason.UNKNOWN.value, StopReason.SIGNALLED.value)
+# Of one that has hardly begun the limit is no reason: it is too short to get anywhere.
+_NO_EXCUSE = (*_BY_ITSELF, StopReason.TIME_LIMIT.value)
 _SHORT_S = 60.0
 
 
@@ -145,5 +147,5 @@ def _short_attempts(ending: Ending, events: Sequence[Event]) -> int:
             ended[event["attempt"]] = (seconds, event.get("reason"))
     ended[ending.attempt] = (ending.time - ending.began, ending.why.value)
     newest_first = sorted(ended.items(), reverse=True)
-    is_short = [seconds < _SHORT_S and why in _BY_ITSELF for _, (seconds, why) in newest_first]
+    is_short = [seconds < _SHORT_S and why in _NO_EXCUSE for _, (seconds, why) in newest_first]
     return [*is_short, False].index(False)

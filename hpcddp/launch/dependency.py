@@ -11,8 +11,9 @@ _OVER = ("failed", "cancelled", "unknown")
 def afterok_options(before: RunStatus, waiting: Submission) -> tuple[str, ...]:
     """Options of sbatch that let `waiting` start once `before` has finished; none if it has.
 
-    A requeued job keeps its id, so Slurm waits through all attempts. Where `before` fails, the
-    waiting job is cancelled instead of pending for ever.
+    A requeued job keeps its id, so Slurm waits through all attempts. Where `before` fails, or where
+    requeueing is forbidden and a new job takes over, the waiting job is cancelled instead of
+    pending for ever.
 
     Raises HpcddpError when the wait would never end, when Slurm has not both jobs, and when the
     job has a dependency already.

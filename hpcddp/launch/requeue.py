@@ -9,7 +9,6 @@ import dataclasses
 import os
 import re
 import signal
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -22,21 +21,22 @@ from hpcddp.cluster.variables import ATTEMPT_VARIABLE
 from hpcddp.config.layout import EXIT_AGAIN, EXIT_DONE, EXIT_FAILED
 from hpcddp.config.schema import RunConfig
 from hpcddp.config.write import read_config
-from hpcddp.errors import HpcddpError, SubmissionFailed
+from hpcddp.errors import HpcddpError
 from hpcddp.launch.decision import Decision, Ending, Event, decide
 from hpcddp.launch.ending import ending_of
 from hpcddp.launch.history import since_sent
+from hpcddp.launch.notes import say, write_event
 from hpcddp.launch.phrases import resume_hint
 from hpcddp.launch.refusal import refusal_code
 from hpcddp.launch.scheduler import lost_nodes
 from hpcddp.launch.slurm_tool import is_silence, lack_of_tools, tell
 from hpcddp.launch.stop_reason import SlurmSays, StopReason, ask_stop_reason, settle_reason
+from hpcddp.launch.takeover import has_said_so, send_anew
 from hpcddp.leave import leave
 from hpcddp.run_dir import RunDir
 
 _SCONTROL_TIMEOUT_S = 60
 _CONTROLLER_AWAY_S, _PAUSE_S = 900.0, 5.0  # how long an absent controller is waited for
-_SUBMITTED_FIELDS = ("run", "launcher", "cluster", "nodes", "processes_per_node")
 
 
 def finish_attempt(
@@ -65,7 +65,7 @@ def _finish(
     look = partial(_look, run_dir, config, exit_code, attempt, environ, terminated)
     seen, deadline = look(), time.monotonic() + _CONTROLLER_AWAY_S
     while seen.is_to_wait and time.monotonic() < deadline:
-        _say("Slurm does not answer; asking again")
+        say("Slurm does not answer; asking again")
         time.sleep(_PAUSE_S)
         seen = look()
     is_newer = _is_superseded(seen.events, attempt, environ)
@@ -78,8 +78,9 @@ def _finish(
     _record(run_dir, seen)
     if "SLURM_JOB_ID" not in environ:
         return _local_code(decision), True
-    is_over = not seen.asks_slurm(environ)
-    return decision.exit_code, is_over or _start_again(run_dir, config, seen, environ, deadline)
+    if not seen.asks_slurm(environ):
+        return decision.exit_code, True
+    return decision.exit_code, _start_again(run_dir, config, seen, environ, deadline)
 
 
 def _local_code(decision: Decision) -> int:
@@ -126,9 +127,9 @@ def _look(
     now = SlurmSays(StopReason.UNKNOWN)
     if "SLURM_JOB_ID" in environ and exit_code != EXIT_DONE:
         now = ask_stop_reason(environ, config.resources.warn_before_s)
-    why = settle_reason(now, _early_reason(run_dir, attempt), time.time())
-    events = since_sent(run_dir.read_events())  # read last: `cancel` may have written meanwhile
-    is_own = bool(config.command)
+    told = run_dir.read_events()  # read last: `cancel` may have written meanwhile
+    why = settle_reason(now, _early_reason(told, attempt), time.time())
+    events, is_own = since_sent(told), bool(config.command)
     ending = ending_of(run_dir, exit_code, attempt, events, environ, is_own_program=is_own)
     ending = dataclasses.replace(ending, why=why, terminated=terminated)
     return _Outlook(ending, events, decide(ending, events, config.requeue), now)
@@ -148,9 +149,9 @@ def _has_decided(events: Sequence[Event], attempt: int) -> bool:
     return any(event["event"] in ("requeued", "cancelled") for event in own)
 
 
-def _early_reason(run_dir: RunDir, attempt: int) -> Event:
+def _early_reason(events: Sequence[Event], attempt: int) -> Event:
     """What the main process was told when the stop signal came, an empty record if nothing."""
-    told = [event for event in run_dir.read_events() if event["event"] == "stop_reason"]
+    told = [event for event in events if event["event"] == "stop_reason"]
     return next((event for event in reversed(told) if event.get("attempt") == attempt), {})
 
 
@@ -167,7 +168,7 @@ def _record(run_dir: RunDir, seen: _Outlook) -> None:
     if task := re.search(r"\d+", ending.culprit.partition(" on ")[0]):
         fields["task"] = int(task[0])
     # Where it cannot be written, the next attempt counts this one by its number.
-    _write(run_dir, decision.event, **fields, exit_code=ending.exit_code)
+    write_event(run_dir, decision.event, **fields, exit_code=ending.exit_code)
 
 
 def _start_again(
@@ -185,15 +186,15 @@ def _start_again(
     if refusal is None and excluded:
         _scontrol(["update", f"jobid={target}", f"ExcNodeList={excluded}"])
     if refusal and not is_silence(refusal):
-        refusal = _send_anew(run_dir)
+        refusal = send_anew(run_dir, environ)
     if refusal is None:
         return True
     is_silent = is_silence(refusal)
-    _say(f"cannot requeue {target}: {refusal}")
+    say(f"cannot requeue {target}: {refusal}")
     reason = f"Slurm refused to requeue: {refusal}; {resume_hint(run_dir.name)}"
     if is_silent:
         reason = f"Slurm did not answer the order to requeue: {refusal}"
-    _write(run_dir, "failed", reason=reason, exit_code=EXIT_FAILED)
+    write_event(run_dir, "failed", reason=reason, exit_code=EXIT_FAILED)
     return not is_silent
 
 
@@ -208,7 +209,7 @@ def _requeue_until_heard(
     while refusal and is_unsure:
         now = ask_stop_reason(environ, 0)
         is_over = now.reason in (StopReason.REQUEUED, StopReason.CANCELLED)
-        if is_over or _is_cancelled(run_dir):
+        if is_over or has_said_so(run_dir):
             return None
         if not is_silence(refusal) or time.monotonic() > deadline:
             return refusal
@@ -216,10 +217,6 @@ def _requeue_until_heard(
         if not now.is_silent:
             refusal = _requeue(target)
     return refusal
-
-
-def _is_cancelled(run_dir: RunDir) -> bool:
-    return any(e["event"] == "cancelled" for e in since_sent(run_dir.read_events()))
 
 
 def _excluded(config: RunConfig, seen: _Outlook) -> str:
@@ -243,39 +240,8 @@ def _requeue(target: str) -> str | None:
     return _scontrol(["requeue", target])
 
 
-def _send_anew(run_dir: RunDir) -> str | None:
-    """Where Slurm forbids to requeue, a new job takes over; the refusal, or None.
-
-    `singleton` holds it until the last job of this name and user, which is this one, has ended.
-    """
-    from hpcddp.launch.slurm import submit_to_slurm
-
-    if _is_cancelled(run_dir):
-        return None  # while Slurm was being asked for the requeue
-    newest = next((e for e in reversed(run_dir.read_events()) if e["event"] == "submitted"), {})
-    fields: dict[str, Any] = {key: newest[key] for key in _SUBMITTED_FIELDS if key in newest}
-    try:
-        fields["job_id"] = submit_to_slurm(run_dir, "--dependency=singleton")
-    except SubmissionFailed as error:
-        if not error.maybe_sent:
-            return str(error)
-    _say(f"sent anew as job {fields.get('job_id', 'of a number that is not known')}")
-    _write(run_dir, "submitted", **fields, again=True)
-    return None
-
-
-def _write(run_dir: RunDir, kind: str, **fields: Any) -> None:  # noqa: ANN401
-    if problem := run_dir.try_event(kind, **fields):
-        _say(f"not recorded: {kind}: {problem}")
-
-
 def _scontrol(words: Sequence[str]) -> str | None:
     return tell(["scontrol", *words], _SCONTROL_TIMEOUT_S)
-
-
-def _say(text: str) -> None:
-    with suppress(OSError):  # the log may be on a full disk
-        print(f"hpcddp: {text}", file=sys.stderr, flush=True)
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -292,7 +258,7 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         return finish_attempt(run_dir, code, os.environ, terminated=typed.terminated)
     except (HpcddpError, OSError) as error:
-        _say(str(error))
+        say(str(error))
         return EXIT_FAILED if code == EXIT_AGAIN else code
 
 

@@ -11,7 +11,7 @@ from hpcddp.config.load import command_line_layer
 from hpcddp.config.write import config_text, read_config, read_resolved
 from hpcddp.errors import HpcddpError
 from hpcddp.launch.aside import forget_aside, keep_aside, put_back
-from hpcddp.launch.history import since_submission
+from hpcddp.launch.history import read_history, since_submission
 from hpcddp.launch.phrases import command_line
 from hpcddp.launch.request import ResolvedRequest
 from hpcddp.launch.submission import Submission, prepare_in, send_job
@@ -77,14 +77,19 @@ def alone(run_dir: RunDir) -> Iterator[None]:
 
 
 def lead_warning(run_dir: RunDir, warn_before_s: int) -> str | None:
-    """What to say when the run's last save would not fit between the warning and the limit."""
-    saves = [event for event in run_dir.read_events() if event["event"] == "checkpoint"]
-    seconds = saves[-1].get("seconds", 0.0) if saves else 0.0
-    needed_s = _SAVES_IN_LEAD * seconds
+    """What to say when a step and the run's last save would not fit between the warning and the
+    limit, as far as both were measured.
+    """
+    history = read_history(run_dir)
+    saves = [event for event in history.events if event["event"] == "checkpoint"]
+    save_s = saves[-1].get("seconds", 0.0) if saves else 0.0
+    step_s = history.train.get("step_s", 0.0)
+    needed_s = step_s + _SAVES_IN_LEAD * save_s
     if needed_s <= warn_before_s:
         return None
     return (
-        f"Warning: the last save took {seconds:.0f} s, and the warning before the time limit comes "
+        f"Warning: the last save took {save_s:.0f} s and a step {step_s:.1f} s, and the warning "
+        f"before the time limit comes "
         f"resources.warn_before_s={warn_before_s} s ahead. It must leave room for a step and a "
         f"save: resume with resources.warn_before_s={math.ceil(needed_s)}"
     )

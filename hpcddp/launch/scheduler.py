@@ -181,7 +181,9 @@ def requeues_preempted(partition: str) -> bool:
 
 
 def leaves_grace(partition: str) -> bool:
-    """True where Slurm leaves a preempted job of that partition seconds before it ends it."""
+    """True where Slurm leaves a preempted job of that partition seconds before it ends it: more
+    than the one by which it may note two times of one moment.
+    """
     return bool(partition) and grace_of(partition, _ask_deaf) > 1
 
 

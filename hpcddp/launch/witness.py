@@ -9,7 +9,7 @@ from hpcddp.cluster.variables import ATTEMPT_TIME_VARIABLE
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.config.schema import RunConfig
 from hpcddp.launch.history import FileTail, Record, last_step
-from hpcddp.launch.scheduler import lost_nodes, restarted_nodes
+from hpcddp.launch.scheduler import lost_nodes, requeues_preempted, restarted_nodes
 from hpcddp.launch.stop_reason import StopReason, ask_stop_reason
 from hpcddp.run_dir import RunDir, survive_unwritten_records
 from hpcddp.stop_flag import StopFlag
@@ -31,7 +31,7 @@ def attend(
     Call it in the main process. The thread that is returned ends once it has noted that.
     """
     with survive_unwritten_records():
-        _explain_predecessor(layout, run_dir)
+        _explain_predecessor(layout, run_dir, environ)
     with survive_unwritten_records():
         _record_launch(layout, run_dir, environ)
     notes = threading.Thread(
@@ -61,7 +61,9 @@ def _record_launch(layout: ProcessLayout, run_dir: RunDir, environ: Mapping[str,
     )
 
 
-def _explain_predecessor(layout: ProcessLayout, run_dir: RunDir) -> None:
+def _explain_predecessor(
+    layout: ProcessLayout, run_dir: RunDir, environ: Mapping[str, str]
+) -> None:
     """An attempt that a lost node or SIGKILL has ended could not say so itself."""
     if not layout.requeue_target or not layout.restart_count:
         return
@@ -77,7 +79,9 @@ def _explain_predecessor(layout: ProcessLayout, run_dir: RunDir) -> None:
         reason = _NODE_FAILURE
     elif lost := restarted_nodes(hosts, began):  # for whatever reason: an update of Slurm is one
         reason = _NODE_RESTART
-    run_dir.append_event("ended", attempt=predecessor, reason=reason, lost_nodes=lost)
+    is_preemptible = not lost and requeues_preempted(environ.get("SLURM_JOB_PARTITION", ""))
+    hints = {"preemptible": True} if is_preemptible else {}
+    run_dir.append_event("ended", attempt=predecessor, reason=reason, lost_nodes=lost, **hints)
 
 
 def _newest_launch_before(layout: ProcessLayout, events: Sequence[Record]) -> int | None:

@@ -1,26 +1,61 @@
 """What the bits of a run depend on besides its configuration. Knows no file and no step."""
 
+import hashlib
+import json
+import os
 from collections.abc import Mapping
 from typing import Any
 
 import numpy
+import PIL
 import torch
+import torchvision
+
+from hpcddp.config.layout import ProcessLayout
+from hpcddp.train.process_group import Ranks
+
+_NCCL_CHOICES = ("NCCL_ALGO", "NCCL_PROTO")
+_MOST_BITS = 62  # of a digest; a sum over processes of one that is not 0 must not overflow
 
 
 def fingerprint_of(
-    device: torch.device, world_size: int, devices_per_process: int = 1
+    device: torch.device, layout: ProcessLayout, ranks: Ranks, devices_per_process: int = 1
 ) -> dict[str, Any]:
-    """JSON values that must be equal for a resumed run to end with equal bits.
+    """JSON values that must be equal for a resumed run to end with equal bits. Collective.
 
-    Of the main process: nodes of one job are taken to be alike.
+    Those of this process, and which others differ from the main process.
     """
+    facts = _own_facts(device, layout, devices_per_process)
+    unlike = _unlike_main(facts, device, layout, ranks)
+    return facts | ({"unlike_processes": unlike} if unlike else {})
+
+
+def _unlike_main(
+    facts: Mapping[str, Any], device: torch.device, layout: ProcessLayout, ranks: Ranks
+) -> str:
+    """The ranks whose facts are others than rank 0's, each with a digest; "" if all are alike."""
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()
+    own = int.from_bytes(digest[:8], "big") >> (64 - _MOST_BITS)
+    digests = torch.zeros(layout.world_size, dtype=torch.int64, device=device)
+    digests[layout.global_rank] = own
+    ranks.sum_across(digests)
+    main, *others = digests.tolist()
+    unlike = [f"{rank} ({it:x})" for rank, it in enumerate(others, start=1) if it != main]
+    return ", ".join(unlike)
+
+
+def _own_facts(
+    device: torch.device, layout: ProcessLayout, devices_per_process: int
+) -> dict[str, Any]:
     facts: dict[str, Any] = {
-        "world_size": world_size,
+        "world_size": layout.world_size,
         "threads": torch.get_num_threads(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "device": "cpu",
         "torch": torch.__version__,
+        "torchvision": torchvision.__version__,
         "numpy": numpy.__version__,
+        "pillow": PIL.__version__,  # decodes the images
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
     if devices_per_process > 1:
@@ -30,6 +65,8 @@ def fingerprint_of(
         facts["cuda"] = torch.version.cuda
         facts["cudnn"] = torch.backends.cudnn.version()
         facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+        facts["processes_per_node"] = layout.local_world_size  # which decides NCCL's rings
+        facts |= {name: os.environ[name] for name in _NCCL_CHOICES if name in os.environ}
     return facts
 
 

@@ -31,7 +31,7 @@ from hpcddp.train.schedule import lr_at
 from hpcddp.train.setup import Session, check_early
 from hpcddp.train.start import Start, ToldToStop, leave_if_told
 from hpcddp.train.stop import StopVote
-from hpcddp.train.watchdog import Watchdog, record_collectives
+from hpcddp.train.watchdog import COLLECTIVE_TIMEOUT_S, Watchdog, record_collectives
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def train(
     record_collectives(config.train.hang_timeout_s)
     with leave_if_told(stop_flag):
         timeout_s = config.train.rendezvous_timeout_s
-        ranks = open_ranks(layout, device, timeout_s, once_met, stop_flag)
+        ranks = open_ranks(layout, device, timeout_s, once_met, stop_flag, COLLECTIVE_TIMEOUT_S)
     stop_flag.rearm()  # NCCL, for one, has been seen to replace handlers
     vote, owner = StopVote(ranks, stop_flag), owner or Ownership(run_dir, layout)
     watchdog = Watchdog(layout, run_dir, config.train.hang_timeout_s)
@@ -66,6 +66,7 @@ def train(
         with leave_if_told(stop_flag):
             start = Start(config, layout, run_dir, device, ranks, vote, watchdog, owner)
             session = start.open_session()
+        stop_flag.rearm()  # the first collectives, of the warm-up, are over
         code = EXIT_DONE if session is None else run_steps(session)
     except ToldToStop:
         Journal(run_dir, layout).stopped_unstarted(vote.signum)

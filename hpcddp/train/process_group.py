@@ -6,6 +6,7 @@ is alone.
 
 import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -61,12 +62,14 @@ def open_ranks(
     timeout_s: float,
     once_met: Callable[[], None] = lambda: None,
     stop_flag: StopFlag | None = None,
+    collective_timeout_s: float | None = None,
 ) -> Ranks:
     """Meet the other processes of the job. Collective.
 
     When all are there a stop is agreed on, no longer followed by each alone, and `once_met` is
     called. Raises HpcddpError `rendezvous` when they do not come within `timeout_s`, or where this
-    process is told to stop and another one has left before it knew that all were there.
+    process is told to stop and another one has left before it knew that all were there. A
+    later collective ends by itself after `collective_timeout_s`, or when torch likes.
     """
     stop_flag, store = stop_flag or StopFlag(), None
     if layout.world_size > 1:
@@ -78,7 +81,7 @@ def open_ranks(
     group = RankGroup(layout)
     # torch's own deadline for this would be that of every later collective too.
     joining = Background("join-group")
-    joining.start(partial(group.join, device, store))
+    joining.start(partial(group.join, device, store, collective_timeout_s))
     if not _is_done(joining, timeout_s, stop_flag):
         raise not_joined(layout, timeout_s)
     return group
@@ -149,8 +152,12 @@ class RankGroup:
         self._layout = layout
         self._control: dist.ProcessGroup | None = None
 
-    def join(self, device: torch.device, store: dist.Store) -> None:
-        """Connect every process with every other one. Collective."""
+    def join(self, device: torch.device, store: dist.Store, timeout_s: float | None) -> None:
+        """Connect every process with every other one; the time-out is of all later collectives.
+
+        Collective.
+        """
+        timeout = None if timeout_s is None else timedelta(seconds=timeout_s)
         is_cuda = device.type == "cuda"
         if is_cuda:
             torch.cuda.set_device(device)  # which holds for one thread only
@@ -160,8 +167,9 @@ class RankGroup:
             world_size=self._layout.world_size,
             device_id=device if is_cuda else None,
             store=store,
+            timeout=timeout,
         )
-        self._control = dist.new_group(backend="gloo")
+        self._control = dist.new_group(backend="gloo", timeout=timeout)
 
     def sum_across(self, tensor: torch.Tensor) -> None:
         dist.all_reduce(tensor)

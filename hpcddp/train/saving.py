@@ -6,7 +6,7 @@ The loop stands still only while the state is copied; a thread writes the copy. 
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -45,6 +45,7 @@ class Saver:
     saved_step: int  # the newest step that needs no saving; at the start, where it began
     owner: Ownership | None = None  # None: nobody else can know of the folder
     keep_best: bool = False
+    is_told: Callable[[], bool] = lambda: False  # to stop: the last save comes next
     _times_gone: int = 0  # saves in a row that have not found the run's folder
     _write_s: float = 0.0  # how long the newest write took
     _copy: HostCopy = field(default_factory=HostCopy)
@@ -63,14 +64,17 @@ class Saver:
     def save(self, state: TrainState, best: Best | None = None) -> None:
         """Save on the way: copy the state and return, while the copy is written.
 
-        Waits for the save before, if that is still being written. Training survives a save that
-        fails, with its older checkpoints. The other processes go on, and wait in their next
+        Waits for the save before, if that is still being written, and leaves this one out where a
+        signal has come meanwhile: the last one would have to wait for it. Training survives a save
+        that fails, with its older checkpoints. The other processes go on, and wait in their next
         collective. With `best` it becomes the run's best once it is on disk.
         """
         if not self.is_main:
             return
         begin = time.perf_counter()
         self._writer.wait()
+        if self.is_told() and best is None:
+            return
         if state.step == self.saved_step:
             if best is not None:
                 self._writer.start(partial(self._mark, best))

@@ -107,7 +107,9 @@ def build_session(
         vote=vote,
         watchdog=watchdog,
         journal=journal,
-        saver=_build_saver(task, device, state.step, found.point, ranks, journal, run_dir, owner),
+        saver=_build_saver(
+            task, device, state.step, found.point, ranks, vote, journal, run_dir, owner
+        ),
         watch=LossWatch(device),
         skipper=StepSkipper(state.model, state.optimizer, ranks) if skips else None,
         timer=timer,
@@ -184,6 +186,7 @@ def _build_saver(
     start_step: int,
     point: ResumePoint | None,
     ranks: Ranks,
+    vote: StopVote,
     journal: Journal,
     run_dir: RunDir,
     owner: Ownership | None,
@@ -195,8 +198,8 @@ def _build_saver(
         folder=run_dir.checkpoints,
         extra={
             **identity,
-            "fingerprint": fingerprint_of(device, task.plan.world_size, devices),
-            "settings": settings_of(task.config),
+            "fingerprint": fingerprint_of(device, task.layout, ranks, devices),
+            "settings": settings_of(task),
             "micro_batch": micro_batch,
         },
         retention=Retention(kept.keep_last, kept.keep_every_steps),
@@ -207,6 +210,7 @@ def _build_saver(
         saved_step=start_step,
         owner=owner,
         keep_best=kept.keep_best,
+        is_told=vote.is_told,
     )
 
 

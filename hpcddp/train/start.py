@@ -22,7 +22,7 @@ from hpcddp.train.replicas import devices_per_process
 from hpcddp.train.resume import Expected, find_checkpoint, is_finished
 from hpcddp.train.setup import Session, build_session
 from hpcddp.train.stop import StopVote
-from hpcddp.train.task import build_task, identity_of, settings_of, with_micro_batch
+from hpcddp.train.task import Task, build_task, identity_of, settings_of, with_micro_batch
 from hpcddp.train.watchdog import Watchdog
 
 _ENDED_WITHIN_S = 10.0  # by the launcher, after another process has left with a code that is not 0
@@ -72,7 +72,7 @@ class Start:
         task = build_task(self.config, self.layout)
         self._look_around()
         self.ranks.decide(lambda: take_over(self.owner, self.run_dir))
-        found = find_checkpoint(self.run_dir.checkpoints, self._expected(), self.ranks)
+        found = find_checkpoint(self.run_dir.checkpoints, self._expected(task), self.ranks)
         if self.ranks.decide(lambda: is_finished(found, task.total_steps, self.run_dir)):
             _log.info("This run has finished; there is nothing to do")
             return None
@@ -94,11 +94,11 @@ class Start:
         if self.vote.ask():
             raise ToldToStop
 
-    def _expected(self) -> Expected:
+    def _expected(self, task: Task) -> Expected:
         devices = devices_per_process(self.config, self.device)
         return Expected(
             identity_of(self.config, self.run_dir.name),
-            fingerprint_of(self.device, self.layout.world_size, devices),
-            settings_of(self.config),
+            fingerprint_of(self.device, self.layout, self.ranks, devices),
+            settings_of(task),
             self.config.checkpoint.strict_fingerprint,
         )

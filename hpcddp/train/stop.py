@@ -24,6 +24,10 @@ class StopVote:
         """The signal that was agreed on, 0 while there is none."""
         return int(self._ballot[0])
 
+    def is_told(self) -> bool:
+        """True if this process has got a signal, which all will have agreed on a step later."""
+        return self._flag.is_set
+
     @property
     def saw_nonfinite(self) -> bool:
         """True if any process had said so when the vote was opened."""

@@ -28,6 +28,9 @@ IDENTITY_KEYS = (
 
 # Of what may be changed, what the bits depend on: a resumed run says so.
 SETTINGS_KEYS = (
+    "train.replicas",
+    "train.micro_batch",
+    "train.channels_last",
     "train.precision",
     "train.label_smoothing",
     "train.max_grad_norm",
@@ -129,6 +132,10 @@ def identity_of(config: RunConfig, run_name: str) -> Mapping[str, Any]:
     return {"run": run_name, **{key: value_at(config, key) for key in IDENTITY_KEYS}}
 
 
-def settings_of(config: RunConfig) -> Mapping[str, Any]:
-    """What the bits of the run depend on and may be changed; kept in its manifests too."""
-    return {key: value_at(config, key) for key in SETTINGS_KEYS}
+def settings_of(task: Task) -> Mapping[str, Any]:
+    """What the bits of the run depend on and may be changed; kept in its manifests too.
+
+    The order of the samples is another one where there are more or fewer of them.
+    """
+    chosen = {key: value_at(task.config, key) for key in SETTINGS_KEYS}
+    return {**chosen, "training images": len(task.train_set)}

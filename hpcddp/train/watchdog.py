@@ -16,6 +16,9 @@ from pathlib import Path
 from hpcddp.config.layout import EXIT_FAILED, ProcessLayout
 from hpcddp.run_dir import RunDir, write_atomically
 
+# torch's own time-out, 10 minutes with NCCL, would end a collective before the watchdog says who
+# hangs, and work that takes longer, such as a save that the others wait for. A month is never.
+COLLECTIVE_TIMEOUT_S = 30 * 86400.0
 _LOOKS = 20  # per time-out
 _LONGEST_PAUSE_S = 5.0
 # A start and the last save read and write whole checkpoints, of which no process can say how far

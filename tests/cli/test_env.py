@@ -11,6 +11,7 @@ import yaml
 from click.testing import CliRunner
 
 from hpcddp.cli.env import command
+from hpcddp.cluster.layout import process_environment
 
 ROOT = Path(__file__).parents[2]
 TABLE = yaml.safe_load((ROOT / "tests" / "cases" / "layouts.yaml").read_text(encoding="utf-8"))
@@ -103,22 +104,47 @@ def test_the_program_prints_json_and_nothing_else():
     assert json.loads(result.stdout)["global_rank"] == 4
 
 
-def test_nothing_is_looked_up_and_no_program_started():
-    """With sockets, name look-ups and processes forbidden the answer is the same."""
-    code = """
-import sys
+PLACES = {
+    "slurm": STEP,
+    "torchrun": {
+        "TORCHELASTIC_RUN_ID": "x", "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "gpu-a001", "MASTER_PORT": "29400",
+    },
+    "local": process_environment({}, nodes=2, processes_per_node=2, global_rank=3),
+    "single": {},
+}  # fmt: skip
+FORBIDDING = """
+import encodings.ascii, sys  # the codec would be imported when the file is read
+from hpcddp.cli.env import command
 
 def forbid(event, args):
     if event.startswith(("socket.", "subprocess.", "os.system", "os.exec", "os.posix_spawn")):
         raise RuntimeError(event)
+    if event == "open" and args[0] != "/proc/sys/net/ipv4/ip_local_port_range":
+        raise RuntimeError(f"open {args[0]}")
 
-from hpcddp.cli.env import command
 sys.addaudithook(forbid)
-command(["--json"], standalone_mode=False)
+code = command(["--json"], standalone_mode=False)
 assert "torch" not in sys.modules
+sys.exit(code)
 """
-    result = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=STEP, capture_output=True, text=True
+
+
+def ask_with_all_else_forbidden(environ):
+    """With sockets, name look-ups, processes and all files but one forbidden."""
+    return subprocess.run(
+        [sys.executable, "-c", FORBIDDING], cwd=ROOT, env=environ, capture_output=True, text=True
     )
-    assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout)["master_addr"] == "cn-7"
+
+
+@pytest.mark.parametrize("launcher", PLACES)
+def test_nothing_is_looked_up_no_file_read_and_no_program_started(launcher):
+    result = ask_with_all_else_forbidden(PLACES[launcher])
+    assert (result.returncode, result.stderr) == (0, "")
+    assert json.loads(result.stdout)["launcher"] == launcher
+
+
+def test_nothing_is_looked_up_either_where_the_answer_is_an_error():
+    result = ask_with_all_else_forbidden({**STEP, "SLURM_STEP_NODELIST": "n[1-"})
+    assert (result.returncode, result.stderr) == (2, "")
+    assert json.loads(result.stdout)["error"] == "bad_hostlist"

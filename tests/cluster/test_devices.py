@@ -7,6 +7,7 @@ import yaml
 
 from hpcddp.cluster.devices import device_index, device_warnings, visible_devices
 from hpcddp.cluster.hostlist import expand_counts
+from hpcddp.cluster.layout import layout_from_environ
 from hpcddp.errors import HpcddpError
 
 CASES = yaml.safe_load(
@@ -36,6 +37,24 @@ def test_a_process_takes_its_device_or_says_why_not(case):
     assert all(word in said for word in case.get("warns", ()))
     assert not (case.get("warns") == [] and said)
     assert environ == before
+    after = case.get("cuda_visible_devices_after", before.get("CUDA_VISIBLE_DEVICES"))
+    assert environ.get("CUDA_VISIBLE_DEVICES") == after
+
+
+WHOLE = [case for case in CASES if "SLURM_STEP_NODELIST" in case["environ"]]
+
+
+@pytest.mark.parametrize("case", WHOLE, ids=lambda case: case["id"])
+def test_a_whole_environment_gives_a_place_and_its_device(case):
+    if "error" in case:
+        with pytest.raises(HpcddpError) as caught:
+            layout_from_environ(case["environ"])
+        assert caught.value.code == case["error"]
+        return
+    layout = layout_from_environ(case["environ"])
+    assert {key: getattr(layout, key) for key in case["place"]} == case["place"]
+    assert (layout.launcher, layout.device_index) == ("slurm", case["device_index"])
+    assert all(word in " ".join(layout.warnings) for word in case.get("warns", ()))
 
 
 ASKED_OF_TORCH = [case for case in CASES if case.get("device_count") and "error" not in case]

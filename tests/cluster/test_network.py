@@ -90,6 +90,21 @@ def test_what_is_chosen_on_a_host(name):
     assert [part for part in case.get("says", ()) if part not in said] == [], said
 
 
+PATTERNS = TABLE["patterns"]
+
+
+@pytest.mark.parametrize("case", PATTERNS["nccl"].values(), ids=PATTERNS["nccl"])
+def test_what_nccl_selects_by_a_pattern(case):
+    found = [name for name in PATTERNS["interfaces"] if network.nccl_fits(case["value"], [name])]
+    assert found == case["selects"]
+    assert network.nccl_fits(case["value"], PATTERNS["interfaces"]) == bool(found)
+
+
+@pytest.mark.parametrize("case", PATTERNS["gloo"].values(), ids=PATTERNS["gloo"])
+def test_what_gloo_would_not_find(case):
+    assert network.gloo_missing(case["value"], PATTERNS["interfaces"]) == case["missing"]
+
+
 def test_a_process_by_itself_looks_at_nothing():
     def unwanted(*_):
         raise AssertionError

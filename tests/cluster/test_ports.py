@@ -27,7 +27,10 @@ def test_these_jobs_get_different_ports(jobs):
     assert len(set(first)) == len(jobs)
 
 
-@pytest.mark.parametrize("key", TABLE["never_inside_client_range"])
+IN_RANGE = TABLE["never_inside_client_range"]
+
+
+@pytest.mark.parametrize("key", IN_RANGE.values(), ids=IN_RANGE)
 def test_ports_are_distinct_and_below_what_linux_gives_to_clients(key):
     for restart in (0, 1, 17, 100_000):
         ports = choose_ports(key, restart, count=64)

@@ -56,6 +56,24 @@ def test_a_run_sees_torchs_variables_ends_as_finished_and_keeps_no_secret(workpl
     assert not [path for path in files if b"hf_s3cret" in path.read_bytes()]
 
 
+def test_two_emulated_nodes_of_two_processes_are_one_world(workplace, monkeypatch):
+    monkeypatch.setenv("HPCDDP_DEVICE", "cpu")  # four processes, however many GPUs are here
+    words = ["submit", "--cluster", "local", "--nodes", "2", "--name", "r"]
+    ask = [sys.executable, "-m", "hpcddp", "env", "--json"]
+    assert hpcddp(*words, "resources.processes_per_node=2", "--", *ask).returncode == 0
+    assert hpcddp("wait", "r").returncode == 0
+    logs = [RunDir(workplace / "runs" / "r").rank_log(0, rank).read_text() for rank in range(4)]
+    answers = [json.loads(log[log.index("{") :]) for log in logs]
+    assert [answer["global_rank"] for answer in answers] == [0, 1, 2, 3]
+    assert [answer["node_rank"] for answer in answers] == [0, 0, 1, 1]
+    assert [answer["local_rank"] for answer in answers] == [0, 1, 0, 1]
+    shared = ("world_size", "local_world_size", "num_nodes", "hosts", "launcher", "master_addr")
+    worlds = {json.dumps([answer[key] for key in (*shared, "master_port")]) for answer in answers}
+    assert len(worlds) == 1
+    expected = [4, 2, 2, ["node0", "node1"], "local", "127.0.0.1"]
+    assert [answers[0][key] for key in shared] == expected
+
+
 def test_a_job_of_this_machine_keeps_the_devices_and_the_wish_of_who_sent_it(
     workplace, monkeypatch
 ):

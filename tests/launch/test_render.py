@@ -44,28 +44,61 @@ CASES = {
             "resources.srun.mpi=none",
         ],
     ),
+    "odd_paths": ("generic", []),
+    "own_command": (
+        "generic",
+        [
+            "resources.nodes=2",
+            "resources.gpus_per_node=4",
+            "resources.processes_per_node=1",
+            "resources.mem_per_cpu=2G",
+        ],
+    ),
+}
+ODD = 'it\'s "$5; ü"'
+PLACES = {
+    "odd_paths": {
+        "run": f"/shared/{ODD}/run {ODD}",
+        "work_dir": f"/home/{ODD}/work",
+        "python": f"/opt/{ODD}/bin/python",
+    },
+    "own_command": {"command": ("python", "train.py", "--name", f"my {ODD}", "a=$HOME/*", "")},
 }
 
 
-def rendered(profile_name, words, *, run="/shared/runs/my run", profile_changes=None):
+def rendered(
+    profile_name,
+    words,
+    *,
+    run="/shared/runs/my run",
+    work_dir="/home/me/work",
+    python="/opt/env/bin/python",
+    command=(),
+    profile_changes=None,
+):
     profile = load_profile(profile_name, {"HOME": "/nowhere"})
     for name, value in (profile_changes or {}).items():
         object.__setattr__(profile, name, value)
     length = Layer("test", {"train": {"max_steps": 10}})
-    resolved = resolve([profile.layer, length, command_line_layer(words)])
-    place = Place(RunDir(Path(run)), python="/opt/env/bin/python", work_dir=Path("/home/me/work"))
+    typed = Layer("typed", {"command": list(command)})
+    resolved = resolve([profile.layer, length, command_line_layer(words), typed])
+    place = Place(RunDir(Path(run)), python=python, work_dir=Path(work_dir))
     return render_script(resolved.config, profile, place)
+
+
+def rendered_case(name):
+    return rendered(*CASES[name], **PLACES.get(name, {}))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_script_is_unchanged(name):
     golden = (GOLDEN / f"{name}.sbatch").read_text(encoding="utf-8")
-    assert rendered(*CASES[name]) == golden
+    assert rendered_case(name) == golden
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_bash_accepts_every_script(name):
-    check = subprocess.run(["bash", "-n"], input=rendered(*CASES[name]), text=True)
+    check = subprocess.run(["bash", "-n"], input=rendered_case(name), text=True)
     assert check.returncode == 0
 
 
@@ -159,12 +192,15 @@ def test_gpus_on_a_profile_without_any_are_refused():
 
 @pytest.mark.parametrize("profile", ["generic", "local"])
 @pytest.mark.parametrize("bad", ["50%", "back\\slash", "new\nline"])
-def test_paths_that_slurm_rewrites_are_refused(bad, profile):
+@pytest.mark.parametrize("place", ["run", "work_dir", "python"])
+def test_paths_that_slurm_rewrites_are_refused(place, bad, profile):
+    path = {place: f"/shared/{bad}/python"}
     if profile == "local" and bad.isprintable():
-        assert bad in rendered(profile, [], run=f"/shared/runs/{bad}")
+        is_named = place != "work_dir"  # a job of this machine begins where it was sent from
+        assert (bad in rendered(profile, [], **path)) == is_named
         return
     with pytest.raises(HpcddpError) as caught:
-        rendered(profile, [], run=f"/shared/runs/{bad}")
+        rendered(profile, [], **path)
     assert caught.value.code == "unsafe_path"
 
 
@@ -176,5 +212,5 @@ def test_a_device_that_the_user_asks_for_wins_over_a_profile_without_gpus(before
 
 
 if __name__ == "__main__":
-    for case, (profile, overrides) in CASES.items():
-        (GOLDEN / f"{case}.sbatch").write_text(rendered(profile, overrides), encoding="utf-8")
+    for case in CASES:
+        (GOLDEN / f"{case}.sbatch").write_text(rendered_case(case), encoding="utf-8")

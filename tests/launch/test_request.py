@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from hpcddp.cli import group
 from hpcddp.config.files import shipped_dir
+from hpcddp.data.datasets import build_dataset
 from hpcddp.errors import ConfigError
 from hpcddp.launch.request import Request, check_sizes, resolve_request, world_size
 
@@ -71,6 +72,17 @@ def test_every_layer_wins_over_the_one_below(layers):
 )
 def test_the_profile_is_chosen_like_any_value(workplace, request_, environ, cluster):
     assert resolve_request(request_, environ).config.cluster == cluster
+
+
+def test_whoever_says_nothing_gets_resnet50_on_the_ten_digits(workplace):
+    answer = resolve_request(Request(), {"HPCDDP_CLUSTER": "local"})
+    train, data = answer.config.train, answer.config.data
+    assert (answer.job_name, train.model, train.replicas) == ("digits", "resnet50", "ddp")
+    assert (data.name, data.image_size) == ("digits", 32)
+    dataset = build_dataset(data, "test")
+    assert dataset.num_classes == 10
+    images_nchw, _ = dataset.fetch([(0, 0)])
+    assert images_nchw.shape == (1, 3, 32, 32)
 
 
 @pytest.mark.parametrize("path", sorted(shipped_dir("jobs").glob("*.yaml")), ids=lambda p: p.stem)

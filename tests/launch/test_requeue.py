@@ -14,7 +14,7 @@ from hpcddp.config.schema import RequeueConfig
 from hpcddp.config.write import config_text
 from hpcddp.errors import SubmissionFailed
 from hpcddp.launch import decision as rules
-from hpcddp.launch import requeue, slurm, stop_reason
+from hpcddp.launch import requeue, slurm, stop_reason, takeover
 from hpcddp.launch.decision import Ending
 from hpcddp.launch.history import since_sent
 from hpcddp.launch.requeue import finish_attempt
@@ -170,7 +170,7 @@ def slurm_says(monkeypatch):
     """What `scontrol show job` answers; a test may put another JobInfo first."""
     answers = [JobInfo("7", state="RUNNING", restarts=0)]
     monkeypatch.setattr(stop_reason, "show_job", lambda job_id: answers[0])
-    monkeypatch.setattr(requeue, "_send_anew", lambda run_dir: "no new job either")
+    monkeypatch.setattr(requeue, "send_anew", lambda *_: "no new job either")
     monkeypatch.setattr(requeue, "lack_of_tools", lambda: "")
     return answers
 
@@ -268,7 +268,7 @@ def test_a_controller_that_stays_away_is_left_to_the_script_and_no_new_job_is_se
 ):
     monkeypatch.setattr(requeue, "_CONTROLLER_AWAY_S", 0.0)
     monkeypatch.setattr(requeue, "_scontrol", lambda words: SILENT.reason)
-    monkeypatch.setattr(requeue, "_send_anew", lambda run_dir: pytest.fail("sent anew"))
+    monkeypatch.setattr(requeue, "send_anew", lambda *_: pytest.fail("sent anew"))
     slurm_says[0] = SILENT
     assert finish_attempt(run_dir, 75, FIRST) == 75
     reason = run_dir.read_events()[-1]["reason"]
@@ -300,7 +300,7 @@ def test_an_order_that_slurm_did_not_answer_may_have_been_heard(
     monkeypatch.setattr(
         requeue, "_scontrol", lambda words: answers.pop(0) if words[0] == "requeue" else None
     )
-    monkeypatch.setattr(requeue, "_send_anew", lambda run_dir: pytest.fail("sent anew"))
+    monkeypatch.setattr(requeue, "send_anew", lambda *_: pytest.fail("sent anew"))
     assert finish_attempt(run_dir, 75, FIRST) == 75
     assert (answers, says) == ([], [])
     assert run_dir.read_events()[-1]["event"] == "requeued"
@@ -449,6 +449,9 @@ def own_program(*attempts):
         # what Slurm ends early is not the program's doing
         ([(5, "stopped early"), (5, "stopped early"), (5, "preempted")], "requeued"),
         ([(5, "preempted"), (5, "stopped early"), (5, "stopped early")], "requeued"),
+        # a limit so short that each attempt is near it from the first second on
+        ([(5, "time limit")] * 3, "failed"),
+        ([(5, "time limit"), (90, "time limit"), (5, "time limit")], "requeued"),
     ],
 )
 def test_an_own_program_that_always_asks_for_one_more_start_is_stopped(attempts, event):
@@ -541,7 +544,7 @@ def test_a_program_that_fails_in_one_task_is_not_revived_for_the_75_of_the_other
 @pytest.fixture
 def sent(monkeypatch):
     """Slurm forbids to requeue; what a new job would be sent with, and how sbatch answers."""
-    monkeypatch.undo()  # of `_send_anew`
+    monkeypatch.undo()  # of `send_anew`
     monkeypatch.setattr(stop_reason, "show_job", lambda job_id: JobInfo("7", state="RUNNING"))
     monkeypatch.setattr(requeue, "_scontrol", lambda words: "disabled")
     calls = SimpleNamespace(options=[], answer="8")
@@ -599,7 +602,7 @@ def test_a_new_job_that_may_have_been_taken_is_no_refusal(run_dir, sent):
 @pytest.fixture
 def only_tools(run_dir, tmp_path, monkeypatch):
     """Leave nothing on PATH but these tools, the named ones with a body of their own."""
-    monkeypatch.undo()  # of `_send_anew`
+    monkeypatch.undo()  # of `send_anew`
     run_dir.script.write_text("#!/bin/sh\n")
     monkeypatch.setattr(stop_reason, "show_job", lambda job_id: JobInfo("7", state="RUNNING"))
 
@@ -651,6 +654,29 @@ def test_a_run_that_is_cancelled_while_slurm_is_asked_is_not_sent_anew(run_dir, 
     monkeypatch.setattr(requeue, "_scontrol", cancelled_meanwhile)
     finish_attempt(run_dir, 75, {"SLURM_JOB_ID": "7"})
     assert sent.options == []
+
+
+@pytest.fixture
+def scancelled(sent, monkeypatch):
+    """The user has cancelled this job by `scancel` once a new one was sent so often, or before."""
+    ended = []
+
+    def show(job_id):
+        is_over = len(sent.options) >= sent.sent_before
+        return JobInfo("7", state="CANCELLED" if is_over else "RUNNING", end_time=1.0)
+
+    monkeypatch.setattr(stop_reason, "show_job", show)
+    monkeypatch.setattr(takeover, "tell", lambda words, timeout_s: ended.append(words))
+    return ended
+
+
+@pytest.mark.parametrize(("sent_before", "ended"), [(0, []), (1, [["scancel", "8"]])])
+def test_a_job_whose_user_cancels_it_while_another_takes_over_does_not_come_back(
+    run_dir, sent, scancelled, sent_before, ended
+):
+    sent.sent_before = sent_before
+    takeover.send_anew(run_dir, FIRST)
+    assert (len(sent.options), scancelled) == (sent_before, ended)
 
 
 def test_a_line_that_is_no_event_is_passed_over(own_run):

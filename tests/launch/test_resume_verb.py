@@ -15,7 +15,7 @@ from hpcddp.errors import HpcddpError, SubmissionFailed
 from hpcddp.launch.aside import keep_aside, put_back
 from hpcddp.launch.history import read_history
 from hpcddp.launch.watch.status import status_of
-from hpcddp.run_dir import RunDir, write_atomically
+from hpcddp.run_dir import RunDir, append_json_line, write_atomically
 
 
 def hpcddp(*words):
@@ -43,6 +43,15 @@ def test_a_warning_too_short_for_the_last_save_is_said(run_dir):
     assert "resources.warn_before_s=200" in hpcddp("resume", "r").stderr
     run_dir.append_event("failed")
     assert "warn_before_s" not in hpcddp("resume", "r", "resources.warn_before_s=200").stderr
+
+
+def test_a_warning_too_short_for_a_step_is_said(run_dir):
+    run_dir.append_event("checkpoint", step=1, seconds=1.0)
+    run_dir.append_event("failed")
+    append_json_line(run_dir.metrics, {"step": 10, "step_s": 150.2})
+    said = hpcddp("resume", "r").stderr
+    assert "a step 150.2 s" in said
+    assert "resources.warn_before_s=153" in said
 
 
 def test_changed_settings_are_kept_and_rendered(run_dir):

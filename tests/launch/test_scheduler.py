@@ -14,6 +14,7 @@ from hpcddp.launch.scheduler import (
     query_jobs,
     requeues_preempted,
     restarted_nodes,
+    show_job,
 )
 
 CASES = yaml.safe_load(
@@ -153,6 +154,13 @@ def test_jobs_unknown_to_scontrol_are_looked_up_in_accounting(tools):
     unknown = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
     tools(squeue=squeue, scontrol=unknown, sacct=NO_ACCOUNTING)
     assert query_jobs(["2"])["2"].forgotten
+
+
+def test_why_a_job_ends_is_answered_though_slurm_signals_who_asks(tools):
+    signals = "; ".join(f"kill -{name} $$" for name in ("TERM", "USR1", "USR2"))
+    case = CASES["scontrol"][0]
+    tools(scontrol=f"{signals}\ncat <<'END'\n{case['text']}END")
+    assert_fields(show_job(case["job_id"]), case["job"])
 
 
 def test_the_users_own_display_settings_do_not_change_the_answer(tools, monkeypatch):

@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -226,3 +227,16 @@ def idle_afterwards(request) -> Iterator[None]:
         cluster = request.getfixturevalue("cluster")
         cluster.cancel_all()
         cluster.wait_idle()
+
+
+@pytest.fixture
+def on_node(cluster):
+    """Return a function that runs a command on a node, and one that undoes it after the test."""
+    with ExitStack() as later:
+
+        def run(node, command, undo):
+            done = cluster.node_exec(node, command.split())
+            assert done.returncode == 0, done.stderr
+            later.callback(cluster.node_exec, node, undo.split())
+
+        yield run

@@ -71,11 +71,12 @@ class Interruption:
 
     `costs_steps` is True where steps since the last checkpoint may be lost; `ends_attempt` is
     False for what a run must survive without a restart; `comes_early` for what does not wait for
-    a first step; `ends` is what `status` may call the end of the attempt.
+    a first step; `ends` is what `status` may call the end of the attempt; `tears` where the newest
+    checkpoint is lost.
     """
 
     partition, minutes = MAIN, 60
-    costs_steps, ends_attempt, comes_early = False, True, False
+    costs_steps, ends_attempt, comes_early, tears = False, True, False, False
     ends = ("signalled",)
 
     def befall(self, victim):
@@ -150,6 +151,8 @@ class KilledInSave(Interruption):
 
 class TornCheckpoint(KilledRank):
     """A process dies, and of the newest checkpoint not everything has reached the disk."""
+
+    tears = True
 
     def befall(self, victim):
         super().befall(victim)

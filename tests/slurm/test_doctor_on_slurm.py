@@ -2,7 +2,6 @@
 
 import json
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -35,19 +34,6 @@ def test_healthy_nodes_pass(hpcddp, cluster):
     shared = [check for check in report["checks"] if check["name"] == "run directory shared"]
     assert [check["status"] for check in shared] == ["ok", "ok"]
     assert len(report["pairs"]) == 4 * 3 // 2
-
-
-@pytest.fixture
-def on_node(cluster):
-    """Return a function that runs a command on a node, and one that undoes it after the test."""
-    with ExitStack() as later:
-
-        def run(node, command, undo):
-            done = cluster.node_exec(node, command.split())
-            assert done.returncode == 0, done.stderr
-            later.callback(cluster.node_exec, node, undo.split())
-
-        yield run
 
 
 @pytest.fixture

@@ -1,69 +1,25 @@
-"""Our host list expansion against Slurm's own, on lists written by hand and drawn at random."""
+"""Our host list expansion against Slurm's own: the table that it is tested by, and random lists."""
 
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
+import yaml
 
 from hpcddp.cluster.hostlist import expand_hostlist
-from hpcddp.errors import HpcddpError
 
-VALID = [
-    "n",
-    "n7",
-    "mont-blanc-x42",
-    "10.0.0.[1-2]",
-    "[1-3]",
-    "alpha,beta,gamma",
-    "desk[1,2]",
-    "cn-7,gpu-a[001-003]",
-    "a[001-003,7],b-[2-4]",
-    "n[3,1-2]",
-    "n[9-11],m[09-11],k[099-101]",
-    "n[001-3]",
-    "n[8-010]",
-    "n[010-011,0012]",
-    "n[1],n[2],n3",
-    "n1,,n2",
-    "n[1-2],",
-    "a_b[1-2]",
-    "node1.cluster.example,node2.cluster.example",
-    "r[0-1]n[0-2]",
-    "rack[00-01]node[1-2],x9",
-    "a[1-2][3-4]",
-    "[1-2]n[1-2]",
-    "e[0000-0001]n[07-08]",
-]
-# Slurm 22.05 lists these neither by the first nor by the last group first.
-THREE_GROUPS_AND_MORE = [
-    "r[1-2]c[1-2]n[1-2]",
-    "x[08-11]y[1,3]z[001-002]w[0-1]",
-]
-
-# What Slurm 22.05 prints for them; it ends with exit code 0 each time.
-INVALID = {
-    "n[5-3]": [],
-    "n[]": [],
-    "n[a-c]": [],
-    "n[-1]": [],
-    "n[1,]": [],
-    "n[[1]]": [],
-    "x[1-2]y": [],
-    "b-[2-4]-ib0": [],
-    "n[0-70000]": [],
-    "": [],
-    "n[1-2": ["n]"],
-    "n[1-]": ["n1"],
-    "n]1": ["n]1"],
-}
+TABLE = yaml.safe_load(
+    (Path(__file__).parents[1] / "cases" / "hostlists.yaml").read_text(encoding="utf-8")
+)
 
 
 def slurm_expands(cluster, lists: list[str], show: str = "hostnames") -> list[list[str]]:
     """Return what `scontrol show hostnames` makes of each list, with one shell for all."""
     loop = f'for each; do scontrol show {show} "$each" 2>/dev/null; echo --; done'
     done = cluster.run(["bash", "-c", loop, "bash", *lists])
-    return [block.split() for block in done.stdout.split("--\n")[:-1]]
+    return [block.splitlines() for block in done.stdout.split("--\n")[:-1]]
 
 
 def random_group(draw: random.Random) -> str:
@@ -89,35 +45,15 @@ def random_list(draw: random.Random, most_groups: int) -> str:
     return ",".join(items)
 
 
-@pytest.mark.parametrize("text", VALID)
-def test_hosts_are_those_that_slurm_names(cluster, text):
-    (named,) = slurm_expands(cluster, [text])
-    assert list(expand_hostlist(text)) == named
+@pytest.mark.parametrize("case", TABLE["expands"].values(), ids=TABLE["expands"])
+def test_slurm_names_the_hosts_of_the_table(cluster, case):
+    assert slurm_expands(cluster, [case["text"]]) == [case.get("slurm", case["hosts"])]
 
 
-@pytest.mark.parametrize("text", THREE_GROUPS_AND_MORE)
-def test_with_three_groups_the_hosts_and_the_first_are_those_of_slurm(cluster, text):
-    (named,) = slurm_expands(cluster, [text])
-    expanded = list(expand_hostlist(text))
-    assert expanded[0] == named[0]
-    assert sorted(expanded) == sorted(named)
-    assert expanded != named
-
-
-@pytest.mark.parametrize("text", INVALID)
-def test_lists_that_slurm_cannot_expand_are_errors_here(cluster, text):
-    with pytest.raises(HpcddpError) as caught:
-        expand_hostlist(text)
-    assert caught.value.code == "bad_hostlist"
-    done = cluster.run(["scontrol", "show", "hostnames", text])
-    assert (done.stdout.split(), done.returncode) == (INVALID[text], 0)
-
-
-def test_a_host_named_twice_is_an_error_although_slurm_repeats_it(cluster):
-    assert slurm_expands(cluster, ["n[1,1]"]) == [["n1", "n1"]]
-    with pytest.raises(HpcddpError) as caught:
-        expand_hostlist("n[1,1]")
-    assert caught.value.code == "inconsistent"
+@pytest.mark.parametrize("case", TABLE["refused"].values(), ids=TABLE["refused"])
+def test_slurm_says_nothing_or_what_the_table_says_of_a_list_that_is_none(cluster, case):
+    done = cluster.run(["scontrol", "show", "hostnames", case["text"]])
+    assert (done.stdout.splitlines(), done.returncode) == (case.get("slurm", []), 0)
 
 
 def test_random_lists_give_the_hosts_of_slurm_in_its_order(cluster):

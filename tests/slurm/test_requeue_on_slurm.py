@@ -88,6 +88,27 @@ def test_a_run_that_is_preempted_with_grace_goes_on(hpcddp, cluster, start, fini
     assert restarts(cluster, job_id) == 1
 
 
+STUBBORN = [*STOPS[:2], STOPS[2].replace("exit 75", "sleep 300")]
+
+
+def test_a_stop_that_takes_longer_than_slurm_leaves_comes_back_where_slurm_requeues(
+    hpcddp, cluster, start, finish
+):
+    job_id = start("resources.partition=preempt-grace", command=STUBBORN)
+    cluster.preempt(job_id)
+    cluster.wait_until(lambda: "" if restarts(cluster, job_id) else "not requeued", 90)
+    finished = finish()
+    assert [a["end"] for a in finished["attempts"]] == ["preempted", "finished"]
+
+
+def test_a_stop_that_takes_longer_than_slurm_leaves_fails_where_slurm_cancels(
+    hpcddp, cluster, start
+):
+    job_id = start("resources.partition=preempt-cancel", command=STUBBORN)
+    cluster.preempt(job_id)
+    hpcddp.wait_for("demo", "failed", "preempted, and this partition does not requeue", timeout=90)
+
+
 @pytest.fixture
 def user_signal(cluster):
     """An admin has turned it on: a preempted job gets the signal of --signal, and no SIGTERM."""

@@ -1,14 +1,22 @@
 """torch.nn.DataParallel's algorithm on CPU threads does what torch documents of DataParallel."""
 
+from pathlib import Path
+
 import pytest
 import torch
+import yaml
 from torch import nn
 from train_ranks import small_config
 
+from hpcddp.config.batch import busy_devices
 from hpcddp.errors import ConfigError
 from hpcddp.train.data_parallel import ThreadedDataParallel, scatter
 from hpcddp.train.replicas import DataParallelReplicas, devices_per_process
 from hpcddp.train.step_timer import NoTimer
+
+CASES = yaml.safe_load(
+    (Path(__file__).parents[1] / "cases" / "dp_chunks.yaml").read_text(encoding="utf-8")
+)
 
 
 def model(*, norm=True):
@@ -29,12 +37,22 @@ def ready(made, images):
     return made.train()
 
 
-@pytest.mark.parametrize(
-    ("images", "replicas", "sizes"),
-    [(9, 8, [2, 2, 2, 2, 1]), (8, 8, [1] * 8), (7, 2, [4, 3]), (3, 8, [1, 1, 1]), (4, 1, [4])],
-)
-def test_chunks_are_those_that_torch_makes(images, replicas, sizes):
-    assert [len(chunk) for chunk in scatter(torch.zeros(images, 1), replicas)] == sizes
+@pytest.mark.parametrize("case", CASES["chunks"], ids=lambda case: case["id"])
+def test_chunks_are_those_that_torch_makes(case):
+    sizes = [len(chunk) for chunk in scatter(torch.zeros(case["images"], 1), case["devices"])]
+    assert sizes == case["sizes"]
+    assert busy_devices(case["images"], case["devices"]) == len(sizes)
+
+
+@pytest.mark.parametrize("case", CASES["chunks"], ids=lambda case: case["id"])
+def test_a_batch_of_any_size_comes_back_whole_and_in_order(case):
+    """Also where the last replica has one image, or only one replica has any."""
+    images = torch.arange(2.0 * case["images"]).reshape(-1, 2)
+    made = nn.Linear(2, 3)
+    parallel = ThreadedDataParallel(made, case["devices"], NoTimer())
+    torch.testing.assert_close(parallel(images), made(images))
+    parallel(images).sum().backward()
+    torch.testing.assert_close(made.bias.grad, torch.full((3,), float(case["images"])))
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3, 5, 12, 20])

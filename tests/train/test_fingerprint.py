@@ -9,13 +9,15 @@ import torch
 from train_ranks import events_of, small_config, train_on
 
 from hpcddp.checkpoint_dir import list_checkpoints, read_manifest
+from hpcddp.config.layout import ProcessLayout
 from hpcddp.errors import HpcddpError
 from hpcddp.run_dir import RunDir
 from hpcddp.train.fingerprint import change_words, changes, fingerprint_of
+from hpcddp.train.process_group import LoneProcess
 
 
 def test_every_fact_is_a_json_value_and_known():
-    facts = fingerprint_of(torch.device("cpu"), 2)
+    facts = fingerprint_of(torch.device("cpu"), ProcessLayout(world_size=2), LoneProcess())
     assert json.loads(json.dumps(facts)) == facts
     assert facts["world_size"] == 2
     assert facts["torch"] == torch.__version__
@@ -75,6 +77,26 @@ def test_a_resume_with_other_instructions_says_so(tmp_path):
     assert "not be bit-identical" in warning
     [resumed] = [event for event in events_of(tmp_path) if event["event"] == "resumed"]
     assert resumed["changed"] == {"cpu_capability": [here, "DEFAULT"]}
+
+
+def train_with_one_plain_process(config, layout, run_dir):
+    """In a child: only the second process lacks the instructions of the first start."""
+    change = use_plain_instructions if layout.global_rank else int
+    return train_changed(change, config, layout, run_dir)
+
+
+def test_a_resume_on_which_another_process_is_unlike_says_so_or_refuses(tmp_path):
+    if torch.backends.cpu.get_cpu_capability() == "DEFAULT":
+        pytest.skip("this processor has no other instructions for torch")
+    train_on(2, tmp_path, small_config("train.max_steps=1"))
+    strict = small_config("train.max_steps=2", "checkpoint.strict_fingerprint=true")
+    refused = train_on(2, tmp_path, strict, train_with_one_plain_process)
+    assert [code for code, _ in refused] == ["other_fingerprint"] * 2
+    config = small_config("train.max_steps=2")
+    [(code, [warning]), _] = train_on(2, tmp_path, config, train_with_one_plain_process)
+    assert code == 0
+    assert "unlike_processes was None and is 1 (" in warning
+    assert "cpu_capability" not in warning
 
 
 def test_a_resume_under_another_fingerprint_says_what_has_changed_or_refuses(tmp_path):

@@ -182,9 +182,15 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
 
 def test_changed_settings_are_said(tmp_path):
     train_on(1, tmp_path, small_config("train.max_steps=1"))
-    train_on(1, tmp_path, small_config("train.max_steps=2", "optim.lr=0.01", "data.augment=shift"))
+    settings = ("optim.lr=0.01", "data.augment=shift", "data.synthetic_samples=72")
+    train_on(1, tmp_path, small_config("train.max_steps=2", "train.micro_batch=6", *settings))
     [resumed] = [event for event in events_of(tmp_path) if event["event"] == "resumed"]
-    assert resumed["changed"] == {"optim.lr": [0.05, 0.01], "data.augment": ["none", "shift"]}
+    assert resumed["changed"] == {
+        "optim.lr": [0.05, 0.01],
+        "data.augment": ["none", "shift"],
+        "train.micro_batch": [None, 6],
+        "training images": [60, 72],
+    }
 
 
 def train_refused(config, layout, run_dir):

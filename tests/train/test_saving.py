@@ -123,6 +123,21 @@ def test_the_loop_goes_on_while_it_is_written_and_never_two_at_a_time(saver, sta
     assert_is_of_step(load_newest(saver.folder), 4)
 
 
+def test_a_save_that_has_waited_until_a_signal_came_is_left_to_the_last_one(
+    saver, state, monkeypatch
+):
+    gate, is_told = Gate(monkeypatch), threading.Event()
+    saver.is_told = is_told.is_set
+    saver.save(state)
+    advance(state)
+    threading.Timer(0.1, is_told.set).start()
+    threading.Timer(0.2, gate.open.set).start()
+    saver.save(state)  # waits
+    advance(state)
+    saver.save_last(state)
+    assert [info.step for info in list_checkpoints(saver.folder)] == [1, 3]
+
+
 def test_leaving_waits_for_the_write_under_way_and_saves_the_rest(saver, state, monkeypatch):
     gate = Gate(monkeypatch)
     saver.save(state)

@@ -6,9 +6,12 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from functools import partial
 
 import pytest
+import torch
+import torch.distributed as dist
 from train_ranks import (
     DEADLINE_S,
     before_call,
@@ -66,6 +69,24 @@ def test_a_last_save_may_take_longer_than_a_step_and_nobody_who_waits_for_it_is_
     config = small_config("train.hang_timeout_s=6", "train.max_steps=100000")
     assert train_on(2, tmp_path, config, train_with_a_slow_disk) == [75, 75]
     assert kinds_of(tmp_path) == ["started", "signal", "checkpoint", "stopped"]
+
+
+def train_with_collectives_that_wait(config, layout, run_dir):
+    """In a child: raise where torch would end a collective before the watchdog does."""
+    from hpcddp.train import loop
+
+    def check(session):
+        for group in (dist.group.WORLD, session.ranks._control):
+            options = group._get_backend(torch.device("cpu")).options
+            assert options._timeout > timedelta(seconds=2 * config.train.hang_timeout_s)
+
+    before_call(loop, "train_step", check)
+    return train_here(config, layout, run_dir)
+
+
+def test_no_collective_ends_before_the_watchdog_has_spoken(tmp_path):
+    config = small_config("train.hang_timeout_s=100000", "train.max_steps=1")
+    assert train_on(2, tmp_path, config, train_with_collectives_that_wait) == [0, 0]
 
 
 _HANGS_AND_CANNOT_SAY_SO = """

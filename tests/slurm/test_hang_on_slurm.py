@@ -1,0 +1,53 @@
+"""What stands still on a real Slurm: a network that swallows everything, and a suspended job."""
+
+import time
+
+from hpcddp_user import SMALLEST, losses
+
+HANG_S = 8
+ENDLESS = (
+    *SMALLEST, "train.max_steps=1000000", "log.every_steps=1", "checkpoint.every_steps=5",
+    f"train.hang_timeout_s={HANG_S}", "requeue.max_failures=1",
+)  # fmt: skip
+
+
+def cut(cluster, on_node, node, other):
+    """Let nothing go from one node to another; returns how to put an end to that."""
+    no_longer = "tc qdisc del dev eth0 root"
+    on_node(node, "tc qdisc add dev eth0 root handle 1: htb", no_longer)
+    for line in (
+        "class add dev eth0 parent 1: classid 1:4 htb rate 8bit burst 1 cburst 1 quantum 60000",
+        f"filter add dev eth0 parent 1: u32 match ip dst {cluster.addresses[other]} flowid 1:4",
+    ):
+        on_node(node, f"tc {line}", "true")
+    return lambda: cluster.node_exec(node, no_longer.split())
+
+
+def test_a_collective_that_never_returns_ends_the_attempt_and_the_run_goes_on(
+    hpcddp, cluster, on_node
+):
+    hpcddp.submit("r", *ENDLESS)
+    hpcddp.wait_for_step("r", 8)
+    heal = cut(cluster, on_node, "gpu-02", "gpu-01")
+    hang = hpcddp.wait_for_event("r", "hang", timeout=60)
+    heal()
+    assert hang["silent_s"] >= HANG_S
+    requeued = hpcddp.wait_for_event("r", "requeued", timeout=60)
+    assert requeued["failure"] == 1
+    hpcddp.wait_for_event("r", "first_step", 2, timeout=120)
+    logs = [hpcddp.run_dir("r").rank_log(0, rank).read_text() for rank in range(2)]
+    assert all("no progress for" in log and "train_step" in log for log in logs)
+
+
+def test_a_job_that_slurm_suspends_for_longer_has_not_hung(hpcddp, cluster):
+    job_id = hpcddp.submit("r", *ENDLESS)
+    hpcddp.wait_for_step("r", 3)
+    assert cluster.run(["scontrol", "suspend", job_id]).returncode == 0
+    time.sleep(1)  # until each process has stopped
+    before = max(losses(hpcddp.run_dir("r")))
+    time.sleep(2 * HANG_S)
+    assert max(losses(hpcddp.run_dir("r"))) == before
+    assert cluster.run(["scontrol", "resume", job_id]).returncode == 0
+    hpcddp.wait_for_step("r", before + 3)
+    assert not hpcddp.events("r", "hang")
+    assert hpcddp.status("r")["attempt"] == 0
