@@ -193,6 +193,16 @@ class RunDir:
             return NO_SPACE[error.errno]
         return ""
 
+    def failure_of(self, job_id: str | None, attempt: int) -> int | None:
+        """The exit code with which a process of that job's attempt has failed, None if none has.
+
+        Its launcher then ends the others by the signal that also means a preemption; who sees only
+        the highest code of all must not take the failure for a stop.
+        """
+        place = {"event": "failed", "job_id": job_id, "attempt": attempt}
+        own = (event for event in self.read_events() if place.items() <= event.items())
+        return next((event["exit_code"] for event in own if "exit_code" in event), None)
+
     def read_events(self) -> list[dict[str, Any]]:
         """All events so far, oldest first."""
         return [record for record in read_json_lines(self.events) if "event" in record]

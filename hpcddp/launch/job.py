@@ -9,9 +9,7 @@ import os
 import signal
 import sys
 import threading
-import traceback
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -21,19 +19,12 @@ from hpcddp.cluster.network import Network, settle_network
 from hpcddp.cluster.ports import ephemeral_range
 from hpcddp.cluster.rendezvous_address import is_one_host
 from hpcddp.cluster.scrub import chosen_note
-from hpcddp.config.layout import (
-    EXIT_AGAIN,
-    EXIT_DONE,
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    EXIT_USAGE,
-    ProcessLayout,
-)
+from hpcddp.config.layout import EXIT_AGAIN, EXIT_DONE, EXIT_INTERRUPTED, ProcessLayout
 from hpcddp.config.schema import RunConfig
 from hpcddp.config.write import read_config
 from hpcddp.errors import HpcddpError
+from hpcddp.launch.failure import fail
 from hpcddp.launch.history import since_sent
-from hpcddp.launch.refusal import is_refused, mark_refusal
 from hpcddp.launch.sizes import threads_of_process
 from hpcddp.launch.witness import attend
 from hpcddp.leave import leave
@@ -44,11 +35,6 @@ if TYPE_CHECKING:
     from hpcddp.train.ownership import Ownership
 
 PROCESS_VARIABLE = "HPCDDP_PROCESS_ID"  # the process that has said all this before it became us
-_NOT_THE_USERS_FAULT = (
-    "rendezvous", "checkpoint_not_written", "report_not_written", "wrong_sum", "group_failed",
-    "owner_not_known", "run_dir_gone",
-)  # fmt: skip
-_NO_ROOM = "no_space"
 _MOST_HOSTS_TOLD = 64
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # and an ignored signal stays so over exec
 
@@ -104,14 +90,21 @@ def _open_attempt(
                 run_dir.append_event("submitted", **submitted)
         notes = attend(config, layout, run_dir, stop_flag, environ)
     if not config.command:
+        failure = partial(run_dir.failure_of, layout.job_id, layout.attempt)
         threading.Thread(
-            target=_leave_when_told, args=(stop_flag, notes, owner), name="early-stop", daemon=True
+            target=_leave_when_told,
+            args=(stop_flag, notes, owner, failure),
+            name="early-stop",
+            daemon=True,
         ).start()
     return owner
 
 
 def _leave_when_told(
-    stop_flag: StopFlag, notes: threading.Thread | None, owner: "Ownership"
+    stop_flag: StopFlag,
+    notes: threading.Thread | None,
+    owner: "Ownership",
+    failure: Callable[[], int | None],
 ) -> None:
     """Until the processes have met there is nothing to save, and nobody waits for this one: leave
     at once, also while torch is loaded. The main process asks Slurm why before it does.
@@ -125,7 +118,7 @@ def _leave_when_told(
         if notes is not None:
             owner.release()
         _log.info("%s before training: nothing to save", signal.Signals(notice.signum).name)
-        leave(EXIT_AGAIN)
+        leave(failure() or EXIT_AGAIN)
 
 
 def _over_already(layout: ProcessLayout, run_dir: RunDir) -> int | None:
@@ -254,47 +247,3 @@ def _hand_signals_over(stop_flag: StopFlag) -> None:
         signal.signal(signum, signal.SIG_DFL)
     if stop_flag.notice:
         os.kill(os.getpid(), stop_flag.notice.signum)
-
-
-def fail(
-    error: BaseException,
-    run_dir: RunDir | None,
-    layout: ProcessLayout | None,
-    environ: Mapping[str, str],
-) -> int:
-    """Say why this process ends, and write it down where the run is its own; its exit code."""
-    code = exit_code_of(error)
-    with suppress(OSError):  # the log may be on a full disk
-        if isinstance(error, HpcddpError):
-            print(f"Error: {error.message}", file=sys.stderr)
-        elif code != EXIT_INTERRUPTED:
-            traceback.print_exception(error)
-    if run_dir is not None:
-        if is_refused(error, run_dir, layout):  # the run is in other hands, whose story it tells
-            mark_refusal(run_dir, code, environ)
-        elif code != EXIT_AGAIN:  # what little room there is belongs to the script's last act
-            _record_failure(run_dir, layout, error, code)
-    return code
-
-
-def exit_code_of(error: BaseException) -> int:
-    """Wrong usage, unless nobody has used anything wrongly; a full disk may have room later."""
-    if isinstance(error, KeyboardInterrupt):
-        return EXIT_INTERRUPTED
-    if isinstance(error, HpcddpError) and error.code == _NO_ROOM:
-        return EXIT_AGAIN
-    is_usage = isinstance(error, HpcddpError) and error.code not in _NOT_THE_USERS_FAULT
-    return EXIT_USAGE if is_usage else EXIT_FAILED
-
-
-def _record_failure(
-    run_dir: RunDir, layout: ProcessLayout | None, error: BaseException, code: int
-) -> None:
-    said = str(error).strip().splitlines()
-    line = f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
-    place = {} if layout is None else {"global_rank": layout.global_rank, "attempt": layout.attempt}
-    try:
-        run_dir.append_event("failed", **place, exit_code=code, error=line, reason="error")
-    except OSError as problem:
-        with suppress(OSError):
-            print(f"hpcddp: cannot record the failure: {problem}", file=sys.stderr)

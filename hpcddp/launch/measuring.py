@@ -17,7 +17,8 @@ from hpcddp.cluster.ports import ephemeral_range
 from hpcddp.cluster.slurm_step import not_in_step
 from hpcddp.config.layout import EXIT_DONE, ProcessLayout
 from hpcddp.errors import HpcddpError
-from hpcddp.launch.job import fail, with_network
+from hpcddp.launch.failure import fail
+from hpcddp.launch.job import with_network
 from hpcddp.launch.request import Request, ResolvedRequest, resolve_request
 from hpcddp.launch.submission import Submission, check_run_name, prepare_in
 from hpcddp.leave import leave

@@ -15,6 +15,7 @@ from typing import Any, TextIO
 
 from hpcddp.checkpoint_dir import list_checkpoints
 from hpcddp.cluster.live import Ask, ask_slurm, read_live
+from hpcddp.config.layout import EXIT_INTERRUPTED
 from hpcddp.config.schema import RunConfig
 from hpcddp.launch.history import FileTail, newest_step
 from hpcddp.launch.scheduler import show_job
@@ -88,21 +89,29 @@ def short_overrides(steps: int) -> tuple[str, ...]:
 def rehearse(plain: Submission, stopped: Submission, out: TextIO) -> Report:
     """Run a job twice, stop it the second time, show both on `out`, and compare.
 
-    Raises SubmissionFailed, HpcddpError.
+    Raises SubmissionFailed, HpcddpError; KeyboardInterrupt where the user leaves the display.
     """
     request = plain.request
     lead_s = request.config.resources.warn_before_s
     launcher, steps = request.profile.launcher, request.config.train.max_steps or 0
     send(plain)
-    if follow(plain.run_dir, out=out):
+    if _show(plain.run_dir, out):
         said = f"the uninterrupted run did not finish: {_status(plain.run_dir).reason}"
         return Report(plain.run_dir.name, stopped.run_dir.name, (said,), lead_s)
     job_id = send(stopped)
     with _stopped_at(stopped.run_dir, max(1, steps // 3), launcher, job_id) as refusals:
-        follow(stopped.run_dir, out=out)
+        _show(stopped.run_dir, out)
     kill_after_s = kill_after(show_job(job_id).partition) if launcher == "slurm" else None
     found = report(plain.run_dir, stopped.run_dir, request.config, kill_after_s)
     return replace(found, problems=(*refusals, *found.problems))
+
+
+def _show(run_dir: RunDir, out: TextIO) -> int:
+    """Follow it to its end; its exit code."""
+    code = follow(run_dir, out=out)
+    if code == EXIT_INTERRUPTED:  # nothing is known of the run, which goes on
+        raise KeyboardInterrupt
+    return code
 
 
 @contextmanager

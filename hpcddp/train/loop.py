@@ -55,7 +55,7 @@ def train(
     check_early(config, layout)
     device = open_device(config.train, layout)
     record_collectives(config.train.hang_timeout_s)
-    with leave_if_told(stop_flag):
+    with leave_if_told(stop_flag, run_dir, layout):
         timeout_s = config.train.rendezvous_timeout_s
         ranks = open_ranks(layout, device, timeout_s, once_met, stop_flag, COLLECTIVE_TIMEOUT_S)
     stop_flag.rearm()  # NCCL, for one, has been seen to replace handlers
@@ -63,7 +63,7 @@ def train(
     watchdog = Watchdog(layout, run_dir, config.train.hang_timeout_s)
     watchdog.start()
     try:
-        with leave_if_told(stop_flag):
+        with leave_if_told(stop_flag, run_dir, layout):
             start = Start(config, layout, run_dir, device, ranks, vote, watchdog, owner)
             session = start.open_session()
         stop_flag.rearm()  # the first collectives, of the warm-up, are over

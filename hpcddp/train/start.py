@@ -35,8 +35,8 @@ class ToldToStop(Exception):
 
 
 @contextmanager
-def leave_if_told(stop_flag: StopFlag) -> Iterator[None]:
-    """Leave with 75, not with an error, where another process has left before all could agree.
+def leave_if_told(stop_flag: StopFlag, run_dir: RunDir, layout: ProcessLayout) -> Iterator[None]:
+    """Leave, not with an error of this process, where another has left before all could agree.
 
     Either it was told to stop, or it failed and says so itself. Both make the launcher end this
     one too, by a signal; only without it has something gone wrong between the processes.
@@ -47,7 +47,7 @@ def leave_if_told(stop_flag: StopFlag) -> Iterator[None]:
         if not (is_parting(error) and stop_flag.comes_within(_ENDED_WITHIN_S)):
             raise
         _log.exception("Told to end; another process has left before all could agree")
-        leave(EXIT_AGAIN)
+        leave(run_dir.failure_of(layout.job_id, layout.attempt) or EXIT_AGAIN)
 
 
 @dataclass(frozen=True, slots=True)

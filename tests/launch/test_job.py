@@ -114,13 +114,13 @@ def told(monkeypatch):
 
 
 def test_who_is_told_before_all_have_met_gives_the_run_free_and_leaves(told):
-    job._leave_when_told(told, told, told)
+    job._leave_when_told(told, told, told, lambda: 75)
     assert told.acts == ["noted", "released", 75]
 
 
 def test_whose_processes_meet_while_slurm_is_asked_keeps_the_run(told, monkeypatch):
     monkeypatch.setattr(told, "join", told.leave_together)
-    job._leave_when_told(told, told, told)
+    job._leave_when_told(told, told, told, lambda: 75)
     assert told.acts == []
 
 
@@ -133,7 +133,7 @@ def test_who_is_giving_the_run_free_does_not_begin_to_train(told, monkeypatch):
         told.acts.append(told.leaves_together)
 
     monkeypatch.setattr(told, "release", release)
-    job._leave_when_told(told, told, told)
+    job._leave_when_told(told, told, told, lambda: 75)
     meeting.join()
     assert told.acts == ["noted", False, 75]
 
@@ -152,3 +152,18 @@ def test_a_program_ignores_no_signal_that_python_ignored():
 def test_a_stop_signal_that_came_before_the_program_is_not_lost():
     done = become("told", "echo", "not to be started")
     assert (done.returncode, done.stdout) == (-signal.SIGUSR2, "")
+
+
+@pytest.mark.parametrize(
+    ("failed", "code"),
+    [
+        ({"job_id": "7", "attempt": 1, "exit_code": 2}, 2),
+        ({"job_id": "7", "attempt": 0, "exit_code": 2}, None),  # before Slurm requeued it
+        ({"job_id": "6", "attempt": 1, "exit_code": 2}, None),
+        ({"attempt": 1, "exit_code": 2}, None),
+    ],
+)
+def test_whoever_is_ended_knows_whether_another_has_failed(failed, code, tmp_path):
+    run_dir = RunDir(tmp_path)
+    run_dir.append_event("failed", global_rank=1, **failed)
+    assert run_dir.failure_of("7", 1) == code

@@ -8,7 +8,7 @@ import pytest
 
 from hpcddp.config.layout import EXIT_FAILED
 from hpcddp.errors import HpcddpError
-from hpcddp.launch.job import exit_code_of
+from hpcddp.launch.failure import exit_code_of
 from hpcddp.launch.measuring import is_in_job, prepare_measuring, read_report, write_report
 from hpcddp.launch.request import Request
 from hpcddp.run_dir import RunDir

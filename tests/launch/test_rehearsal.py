@@ -5,11 +5,14 @@ import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from hpcddp.config.load import Layer, resolve
+from hpcddp.config.schema import RunConfig
+from hpcddp.launch import rehearsal
 from hpcddp.launch.rehearsal import _stopped_at, kill_after, report
 from hpcddp.run_dir import RunDir
 from hpcddp.train.checkpoint import save_checkpoint
@@ -50,6 +53,19 @@ def test_a_job_that_fails_by_itself_is_not_interrupted(quick):
     assert done.returncode == 1
     assert "the uninterrupted run did not finish" in done.stdout
     assert not (quick / "runs" / "q-interrupted").exists()
+
+
+def test_who_leaves_the_display_gets_no_verdict(monkeypatch, tmp_path):
+    sent = []
+    monkeypatch.setattr(rehearsal, "send", lambda submission: sent.append(submission) or "7")
+    monkeypatch.setattr(rehearsal, "follow", lambda run_dir, out: 130)
+    plain = SimpleNamespace(
+        request=SimpleNamespace(config=RunConfig(), profile=SimpleNamespace(launcher="local")),
+        run_dir=RunDir(tmp_path),
+    )
+    with pytest.raises(KeyboardInterrupt):
+        rehearsal.rehearse(plain, plain, sys.stdout)
+    assert len(sent) == 1
 
 
 def test_a_program_of_ones_own_cannot_be_rehearsed(quick):

@@ -13,7 +13,7 @@ from hpcddp.config.load import Layer, resolve
 from hpcddp.config.write import config_text
 from hpcddp.errors import HpcddpError
 from hpcddp.launch import requeue, stop_reason
-from hpcddp.launch.job import fail
+from hpcddp.launch.failure import fail
 from hpcddp.launch.refusal import refusal_code
 from hpcddp.launch.requeue import finish_attempt
 from hpcddp.launch.scheduler import JobInfo

@@ -85,16 +85,16 @@ def test_ddp_trains_on_two_nodes(user, cluster, hpcddp):
 
 
 def test_preemptible_stops_comes_back_and_finishes(user, cluster, hpcddp):
-    words = f"{{}} {TRAIN} train.max_steps=100"
+    words = f"{{}} {TRAIN} train.max_steps=400"
     job_id = user.send("preemptible", words, *ONE, "--partition=preempt-grace")
-    cluster.wait_for_output(job_id, "step 2/100", 1, timeout=120)
+    cluster.wait_for_output(job_id, "step 2/400", 1, timeout=120)
     cluster.preempt(job_id)
     cluster.wait_until(lambda: "" if cluster.show(job_id)["Restarts"] == "1" else "no restart", 60)
     user.complete(job_id)
     [stopped], [resumed] = (hpcddp.events("preemptible", kind) for kind in ("stopped", "resumed"))
-    assert 2 <= stopped["step"] == resumed["step"] < 100
+    assert 2 <= stopped["step"] == resumed["step"] < 400
     assert cluster.show(job_id)["Restarts"] == "1"
-    assert sorted(losses(hpcddp.run_dir("preemptible"))) == list(range(1, 101))
+    assert sorted(losses(hpcddp.run_dir("preemptible"))) == list(range(1, 401))
     assert len(hpcddp.events("preemptible", "submitted")) == 1
     status = hpcddp.status("preemptible")
     assert [attempt["end"] for attempt in status["attempts"]] == ["preempted", "finished"]
@@ -112,6 +112,26 @@ def test_preemptible_leaves_alone_what_is_cancelled_or_has_failed(user, cluster)
     for job_id, state in {cancelled: "CANCELLED", failing: "FAILED"}.items():
         seen = cluster.show(job_id)
         assert (seen["JobState"], seen["Restarts"]) == (state, "0")
+
+
+FAILS_AT_ONCE = """
+    from hpcddp.launch import job
+    def fail(*arguments, **options):
+        raise RuntimeError("broken")
+    if env["SLURM_PROCID"] == "1":
+        job.with_network = fail
+"""
+
+
+def test_preemptible_does_not_take_a_failure_for_a_stop(user, cluster, hpcddp, tmp_path):
+    """srun ends the other process for it, by the signal that also means a preemption."""
+    hpcddp.begin_pythons_with(tmp_path / "site", FAILS_AT_ONCE)
+    user.env["PYTHONPATH"] = hpcddp.env["PYTHONPATH"]
+    job_id = user.send("preemptible", f"{{}} {TRAIN} train.max_steps=2", *SMALL)
+    cluster.wait(job_id, {"FAILED", "COMPLETED"}, timeout=120)
+    shown = cluster.show(job_id)
+    assert (shown["JobState"], shown["Restarts"], shown["ExitCode"]) == ("FAILED", "0", "1:0")
+    assert "before training" in cluster.output(job_id)
 
 
 def test_preemptible_brings_back_programs_of_any_kind(user, cluster):

@@ -13,7 +13,7 @@ from train_ranks import DEADLINE_S, events_of, layouts, small_config, start
 from hpcddp.checkpoint_dir import list_checkpoints, start_partial
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.errors import HpcddpError
-from hpcddp.launch.job import exit_code_of
+from hpcddp.launch.failure import exit_code_of
 from hpcddp.run_dir import RunDir
 from hpcddp.train import ownership
 from hpcddp.train.checkpoint import Retention, save_snapshot

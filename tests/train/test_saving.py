@@ -14,7 +14,7 @@ from hpcddp.checkpoint_dir import list_checkpoints
 from hpcddp.checkpoint_kept import Best, read_best
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.errors import HpcddpError
-from hpcddp.launch.job import exit_code_of
+from hpcddp.launch.failure import exit_code_of
 from hpcddp.run_dir import RunDir
 from hpcddp.train import saving
 from hpcddp.train.background import Background

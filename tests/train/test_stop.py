@@ -110,7 +110,7 @@ def test_what_goes_wrong_in_the_start_itself_is_an_error_even_for_who_is_told(er
     monkeypatch.setattr("hpcddp.train.start.leave", lambda code: pytest.fail(f"left with {code}"))
     stop_flag = StopFlag()
     stop_flag.hear(signal.SIGTERM)
-    with pytest.raises(type(error)), leave_if_told(stop_flag):
+    with pytest.raises(type(error)), leave_if_told(stop_flag, None, None):
         raise error
 
 
