@@ -120,15 +120,18 @@ def _attempts_without_progress(ending: Ending, events: Sequence[Event]) -> int:
     """Attempts in a row, this one included, that saved no new step; some do not even start, and of
     some there is no event.
     """
-    saved, count, has_started, started = -1, 0, False, set()
+    saved, resumed, count, has_started, started = -1, -1, 0, False, set()
     for event in events:
         if event["event"] == "started":
             count, has_started = count + 1, True
             started.add(event.get("attempt"))
         elif event["event"] == "requeued":
             count, has_started = count + (not has_started), False
-        elif event["event"] == "resumed":  # newer checkpoints may have been torn
-            saved = min(saved, event.get("step", saved))
+        elif event["event"] == "resumed":
+            step = event.get("step", resumed)
+            if step > resumed:  # else what was saved since has been torn
+                saved = min(saved, step)
+            resumed = step
         elif event["event"] == "checkpoint" and event.get("step", -1) > saved:
             saved, count = event["step"], 0
     return count + len({ending.attempt, *ending.unended} - started)

@@ -25,11 +25,12 @@ def words_of_attempt(run_dir: RunDir, attempt: int) -> list[str]:
     """
     lines = FileTail(run_dir.batch_log, _TAIL_BYTES).lines()
     words = [line.decode(errors="replace") for line in lines]
-    begins = [i for i, line in enumerate(words) if line.startswith(_BEGINNING)]
+    # A line before it may be torn, without an end of its own.
+    begins = [i for i, line in enumerate(words) if _BEGINNING in line]
     if not begins:
         return words
     own = words[begins[-1] :]
-    return own if own[0] == f"{_BEGINNING}{attempt}" else []
+    return own if own[0].endswith(f"{_BEGINNING}{attempt}") else []
 
 
 def last_complaint(run_dir: RunDir) -> str:

@@ -40,32 +40,35 @@ def submit_to_local(run_dir: RunDir) -> str:
 
 def supervise(run_dir: RunDir) -> int:
     """Run job.sbatch again as long as its last act asks for that by 75; returns its last code."""
-    _end_all_on_sigterm(run_dir)
+    told_to_end = _end_all_on_sigterm(run_dir)
     record_supervisor(run_dir)
     environ = {**os.environ, "HPCDDP_JOB_ID": f"local-{os.getpid()}"}
     restart_count = 0
     while True:
         environ["HPCDDP_RESTART_COUNT"] = str(restart_count)
         code = subprocess.run(["bash", str(run_dir.script)], env=environ).returncode
-        if code != EXIT_AGAIN:
+        if code != EXIT_AGAIN or told_to_end:
             return code
         restart_count += 1
 
 
-def _end_all_on_sigterm(run_dir: RunDir) -> None:
+def _end_all_on_sigterm(run_dir: RunDir) -> list[int]:
     """A plain `kill` of the job's number ends the run, as scancel would; `cancel` has recorded
     itself before it signals the whole group.
     """
 
     def end(signum: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        told.append(signum)
         with suppress(OSError):
             if all(event["event"] != "cancelled" for event in since_sent(run_dir.read_events())):
                 run_dir.append_event("cancelled", by="SIGTERM to its supervisor")
         os.killpg(0, signal.SIGTERM)
 
+    told: list[int] = []
     signal.signal(signal.SIGTERM, end)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # held while `submit` sent us
+    return told
 
 
 def main(words: Sequence[str] | None = None) -> int:

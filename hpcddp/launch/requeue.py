@@ -31,7 +31,7 @@ from hpcddp.launch.refusal import refusal_code
 from hpcddp.launch.scheduler import lost_nodes
 from hpcddp.launch.slurm_tool import is_silence, lack_of_tools, tell
 from hpcddp.launch.stop_reason import SlurmSays, StopReason, ask_stop_reason, settle_reason
-from hpcddp.launch.takeover import has_said_so, send_anew
+from hpcddp.launch.takeover import send_anew
 from hpcddp.leave import leave
 from hpcddp.run_dir import RunDir
 
@@ -72,7 +72,7 @@ def _finish(
     if is_newer or (terminated and _has_decided(seen.events, attempt)):
         return exit_code, True
     if seen.asks_slurm(environ) and (lack := lack_of_tools()):
-        why = f"{lack}; {resume_hint(run_dir.name)}"
+        why = "; ".join(filter(None, [seen.decision.reason, lack, resume_hint(run_dir.name)]))
         seen = dataclasses.replace(seen, decision=Decision("failed", why, seen.decision.exit_code))
     decision = seen.decision
     _record(run_dir, seen)
@@ -186,7 +186,7 @@ def _start_again(
     if refusal is None and excluded:
         _scontrol(["update", f"jobid={target}", f"ExcNodeList={excluded}"])
     if refusal and not is_silence(refusal):
-        refusal = send_anew(run_dir, environ)
+        refusal = send_anew(run_dir, partial(_is_cancelled, run_dir, seen.ending.attempt, environ))
     if refusal is None:
         return True
     is_silent = is_silence(refusal)
@@ -209,7 +209,7 @@ def _requeue_until_heard(
     while refusal and is_unsure:
         now = ask_stop_reason(environ, 0)
         is_over = now.reason in (StopReason.REQUEUED, StopReason.CANCELLED)
-        if is_over or has_said_so(run_dir):
+        if is_over or _has_said_so(run_dir):
             return None
         if not is_silence(refusal) or time.monotonic() > deadline:
             return refusal
@@ -217,6 +217,17 @@ def _requeue_until_heard(
         if not now.is_silent:
             refusal = _requeue(target)
     return refusal
+
+
+def _is_cancelled(run_dir: RunDir, attempt: int, environ: Mapping[str, str]) -> bool:
+    now, told = ask_stop_reason(environ, 0), run_dir.read_events()
+    why = settle_reason(now, _early_reason(told, attempt), time.time())
+    return why is StopReason.CANCELLED or _has_said_so(run_dir)
+
+
+def _has_said_so(run_dir: RunDir) -> bool:
+    """True once `hpcddp cancel` has recorded itself, which comes before Slurm does it."""
+    return any(e["event"] == "cancelled" for e in since_sent(run_dir.read_events()))
 
 
 def _excluded(config: RunConfig, seen: _Outlook) -> str:

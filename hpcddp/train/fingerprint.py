@@ -15,7 +15,9 @@ from hpcddp.config.layout import ProcessLayout
 from hpcddp.train.process_group import Ranks
 
 _NCCL_CHOICES = ("NCCL_ALGO", "NCCL_PROTO")
-_MOST_BITS = 62  # of a digest; a sum over processes of one that is not 0 must not overflow
+_DIGEST_BYTES = 7  # which make a number that is not negative
+# Facts that are only recorded where they are not what they nearly always are.
+_ONLY_UNUSUAL = ("devices_per_process", "unlike_processes", *_NCCL_CHOICES)
 
 
 def fingerprint_of(
@@ -26,22 +28,19 @@ def fingerprint_of(
     Those of this process, and which others differ from the main process.
     """
     facts = _own_facts(device, layout, devices_per_process)
-    unlike = _unlike_main(facts, device, layout, ranks)
+    unlike = _unlike_main(facts, layout, ranks)
     return facts | ({"unlike_processes": unlike} if unlike else {})
 
 
-def _unlike_main(
-    facts: Mapping[str, Any], device: torch.device, layout: ProcessLayout, ranks: Ranks
-) -> str:
+def _unlike_main(facts: Mapping[str, Any], layout: ProcessLayout, ranks: Ranks) -> str:
     """The ranks whose facts are others than rank 0's, each with a digest; "" if all are alike."""
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()
-    own = int.from_bytes(digest[:8], "big") >> (64 - _MOST_BITS)
-    digests = torch.zeros(layout.world_size, dtype=torch.int64, device=device)
-    digests[layout.global_rank] = own
-    ranks.sum_across(digests)
+    digests = torch.zeros(layout.world_size, dtype=torch.int64)
+    digests[layout.global_rank] = int.from_bytes(digest[:_DIGEST_BYTES], "big")
+    ranks.start_max(digests).wait()
     main, *others = digests.tolist()
-    unlike = [f"{rank} ({it:x})" for rank, it in enumerate(others, start=1) if it != main]
-    return ", ".join(unlike)
+    ranks_and_digests = enumerate(others, start=1)
+    return ", ".join(f"{rank} ({own:x})" for rank, own in ranks_and_digests if own != main)
 
 
 def _own_facts(
@@ -72,7 +71,8 @@ def _own_facts(
 
 def changes(saved: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, list[Any]]:
     """name -> [value then, value now] of what differs; nothing is said of what was not recorded."""
-    names = sorted(saved.keys() | here.keys()) if saved else []
+    unusual = [name for name in _ONLY_UNUSUAL if name in here]
+    names = sorted({*saved, *unusual}) if saved else []
     return {
         name: [saved.get(name), here.get(name)]
         for name in names

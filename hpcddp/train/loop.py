@@ -71,10 +71,11 @@ def train(
     except ToldToStop:
         Journal(run_dir, layout).stopped_unstarted(vote.signum)
         code = EXIT_AGAIN
-    watchdog.stop()
+    watchdog.beat()
     if layout.is_main:
         owner.release()
     ranks.close()
+    watchdog.stop()
     return code
 
 

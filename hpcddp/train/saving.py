@@ -72,8 +72,9 @@ class Saver:
         if not self.is_main:
             return
         begin = time.perf_counter()
+        has_waited = not self._writer.wait(0.0)
         self._writer.wait()
-        if self.is_told() and best is None:
+        if has_waited and self.is_told() and best is None:
             return
         if state.step == self.saved_step:
             if best is not None:

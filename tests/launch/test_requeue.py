@@ -4,7 +4,10 @@ import dataclasses
 import errno
 import re
 import shutil
+import signal
 import socket
+import time
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -163,6 +166,14 @@ def test_attempts_that_end_before_they_start_make_no_progress():
 def test_the_reason_of_a_stop_is_recorded(why):
     saved = history("submitted", "started", "checkpoint:5", "stopped:5")
     assert decide(75, saved, RequeueConfig(), why).reason == why.value
+
+
+@pytest.fixture(autouse=True)
+def own_signals():
+    """The last act stops to listen to SIGTERM; the next test must not."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(autouse=True)
@@ -484,6 +495,19 @@ def test_an_attempt_that_could_not_go_on_from_the_newest_step_makes_progress_fro
     assert rules.decide(ending, events, RequeueConfig(max_without_progress=3)).event == "requeued"
 
 
+def test_attempts_whose_every_save_is_torn_are_bounded():
+    events = []
+    for attempt in range(4):
+        events += [
+            {"event": "started", "attempt": attempt},
+            {"event": "resumed", "step": 50},
+            {"event": "checkpoint", "step": 100},
+            {"event": "requeued", "attempt": attempt},
+        ]
+    ending, budget = Ending(75, 3, StopReason.PREEMPTED), RequeueConfig(max_without_progress=3)
+    assert rules.decide(ending, events[:-1], budget).event == "failed"
+
+
 @pytest.fixture
 def own_run(run_dir):
     layer = Layer("test", {"train": {"max_steps": 1}, "command": ["./program"]})
@@ -494,6 +518,13 @@ def own_run(run_dir):
 def srun_said(run_dir, attempt, *lines):
     with run_dir.batch_log.open("a") as log:
         log.write("\n".join([f"hpcddp: attempt {attempt}", *lines]) + "\n")
+
+
+def test_a_torn_line_before_an_attempt_hides_none_of_its_words(own_run):
+    with own_run.batch_log.open("a") as log:
+        log.write("hpcddp: attempt 0\nsrun: erhpcddp: attempt 1\n")
+        log.write("srun: error: gpu-03: task 7: Exited with exit code 9\n")
+    assert finish_attempt(own_run, 137, {"HPCDDP_ATTEMPT": "1"}) == 9
 
 
 def test_what_srun_said_in_another_attempt_is_not_of_this_one(own_run, slurm_says):
@@ -640,7 +671,7 @@ def test_a_node_without_any_tool_of_slurm_promises_no_start_and_says_what_to_typ
     event = run_dir.read_events()[-1]
     assert (event["event"], event["exit_code"]) == ("failed", 75)
     assert event["reason"] == (
-        f"{socket.gethostname()} has no scontrol and no sbatch to requeue with; "
+        f"signalled; {socket.gethostname()} has no scontrol and no sbatch to requeue with; "
         f"`python -m hpcddp resume {run_dir.name}` goes on"
     )
     assert run_dir.handled(0).exists()  # the script has no scontrol either
@@ -675,8 +706,19 @@ def test_a_job_whose_user_cancels_it_while_another_takes_over_does_not_come_back
     run_dir, sent, scancelled, sent_before, ended
 ):
     sent.sent_before = sent_before
-    takeover.send_anew(run_dir, FIRST)
+    takeover.send_anew(run_dir, partial(requeue._is_cancelled, run_dir, 0, FIRST))
     assert (len(sent.options), scancelled) == (sent_before, ended)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN  # scancel sends it to who asks
+
+
+def test_a_preempted_job_whose_grace_ends_while_another_takes_over_comes_back(
+    run_dir, sent, scancelled
+):
+    """Slurm then shows it as if its user had cancelled it."""
+    run_dir.append_event("stop_reason", attempt=0, reason="preempted", end_time=time.time() - 1)
+    sent.sent_before = 0
+    takeover.send_anew(run_dir, partial(requeue._is_cancelled, run_dir, 0, FIRST))
+    assert (len(sent.options), scancelled) == (1, [])
 
 
 def test_a_line_that_is_no_event_is_passed_over(own_run):

@@ -76,9 +76,8 @@ def kept_by_attempt(events):
     for event in events:
         if event["event"] == "checkpoint":
             newest = event["step"]
-        if event["event"] in ("resumed", "started"):
-            kept[event["attempt"] - 1] = event.get("step", 0) >= newest
         if event["event"] == "resumed":
+            kept[event["attempt"] - 1] = event["step"] >= newest
             newest = event["step"]
     return kept
 

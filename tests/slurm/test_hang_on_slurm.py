@@ -36,7 +36,7 @@ def test_a_collective_that_never_returns_ends_the_attempt_and_the_run_goes_on(
     assert requeued["failure"] == 1
     hpcddp.wait_for_event("r", "first_step", 2, timeout=120)
     logs = [hpcddp.run_dir("r").rank_log(0, rank).read_text() for rank in range(2)]
-    assert all("no progress for" in log and "train_step" in log for log in logs)
+    assert all("no progress for" in log and "run_steps" in log for log in logs)
 
 
 def test_a_job_that_slurm_suspends_for_longer_has_not_hung(hpcddp, cluster):

@@ -327,6 +327,13 @@ MOMENTS = ("submitted", "running", "last_act", "requeued", "preempted")
 PARTITIONS = dict.fromkeys(("preempted", "in_grace"), ("resources.partition=preempt-grace",))
 
 
+def not_preempted(cluster, job_id):
+    """Empty once it is; the requeue, which may come at once, forgets the time."""
+    shown = cluster.show(job_id)
+    is_so = shown["PreemptTime"] != "None" or shown["Restarts"] != "0"
+    return "" if is_so else f"not preempted: {cluster.run(['sinfo', '--list-reasons']).stdout}"
+
+
 def cancel_at(moment, draw, hpcddp, cluster, name, job_id, by_hpcddp):
     def cancel():
         if by_hpcddp:
@@ -341,9 +348,7 @@ def cancel_at(moment, draw, hpcddp, cluster, name, job_id, by_hpcddp):
         time.sleep(draw.uniform(0, 1.0))
     elif moment == "preempted":  # in the same second, so that Slurm has two equal times
         cluster.preempt(job_id, hold_s=1)
-        cluster.wait_until(
-            lambda: "not preempted" if cluster.show(job_id)["PreemptTime"] == "None" else "", 30
-        )
+        cluster.wait_until(lambda: not_preempted(cluster, job_id), 30)
     elif moment == "in_grace":
         cluster.preempt(job_id, hold_s=1)
         time.sleep(draw.uniform(0, 3.0))

@@ -25,9 +25,14 @@ def test_every_fact_is_a_json_value_and_known():
 
 
 def test_changes_are_named_with_both_values():
-    changed = changes({"threads": 4, "torch": "1"}, {"threads": 1, "torch": "1", "cudnn": 9})
-    assert changed == {"threads": [4, 1], "cudnn": [None, 9]}
-    assert change_words(changed) == "cudnn was None and is 9, threads was 4 and is 1"
+    here = {"threads": 1, "torch": "1", "NCCL_ALGO": "Ring"}
+    changed = changes({"threads": 4, "torch": "1"}, here)
+    assert changed == {"threads": [4, 1], "NCCL_ALGO": [None, "Ring"]}
+    assert change_words(changed) == "NCCL_ALGO was None and is Ring, threads was 4 and is 1"
+
+
+def test_nothing_is_said_of_what_an_older_version_has_not_recorded():
+    assert changes({"threads": 4}, {"threads": 4, "pillow": "11"}) == {}
 
 
 def test_a_checkpoint_without_a_fingerprint_says_nothing():

@@ -130,8 +130,7 @@ def test_a_save_that_has_waited_until_a_signal_came_is_left_to_the_last_one(
     saver.is_told = is_told.is_set
     saver.save(state)
     advance(state)
-    threading.Timer(0.1, is_told.set).start()
-    threading.Timer(0.2, gate.open.set).start()
+    threading.Timer(0.2, lambda: (is_told.set(), gate.open.set())).start()
     saver.save(state)  # waits
     advance(state)
     saver.save_last(state)
