@@ -1,5 +1,6 @@
 """The command line: one module per verb, loaded only when that verb is used."""
 
+import difflib
 import gc
 import importlib
 import os
@@ -46,6 +47,14 @@ class _Verbs(click.Group):
         finally:
             gc.freeze()
             gc.enable()
+
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        near = [] if args[0] in VERBS else difflib.get_close_matches(args[0], VERBS, n=1)
+        if near:
+            context.fail(f"No such command '{args[0]}'. Did you mean '{near[0]}'?")
+        return super().resolve_command(context, args)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -101,7 +101,8 @@ def _document_of_job(
     """
     host, submission = socket.gethostname(), prepare_job(context, [_REPORT], typed)
     try:
-        announce(submission, send(submission), err=as_json)
+        submission, job_id = send(submission)
+        announce(submission, job_id, err=as_json)
     except (HpcddpError, SubmissionFailed) as error:
         if isinstance(error, ConfigError) and submission.run_dir.config.exists():
             raise  # the name is another run's

@@ -74,6 +74,13 @@ def command(run: str, rank: str, attempt: int | None, follow: bool) -> None:
     """
     run_dir = find_run(runs_root(os.environ), run)
     choice = LogChoice(run_dir, _check_rank(run_dir, rank), attempt)
+    if _writes_elsewhere(choice):
+        raise HpcddpError(
+            f"Run `{run_dir.name}` was not sent by `submit`, so its processes write no log here, "
+            "but where your own `#SBATCH --output`, srun or torchrun says, or on your terminal. "
+            f"`{command_line('status', run_dir.name)}` shows how far it is.",
+            "no_log",
+        )
     if follow:
         _follow(choice)
         return
@@ -83,6 +90,13 @@ def command(run: str, rank: str, attempt: int | None, follow: bool) -> None:
     writer = _Writer(prefixed=rank == "all")
     for path in files:
         writer.show(path, is_last=True)
+
+
+def _writes_elsewhere(choice: LogChoice) -> bool:
+    """There is no log, and none will come: no script of ours starts the processes."""
+    run_dir = choice.run_dir
+    has_begun = run_dir.events.exists() and not run_dir.script.exists()
+    return has_begun and not choice.files() and not attempts(run_dir)
 
 
 def _check_rank(run_dir: RunDir, rank: str) -> str:

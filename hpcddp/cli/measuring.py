@@ -107,7 +107,8 @@ def show_report_of_job(
 
     Leaves the program where nobody wants to follow it, or where the job fails, with its code.
     """
-    announce(submission, send(submission), err=as_json)
+    submission, job_id = send(submission)
+    announce(submission, job_id, err=as_json)
     if not follows:
         sys.exit(EXIT_DONE)
     from hpcddp.launch.watch.follow import follow

@@ -29,7 +29,7 @@ def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
 def job_options(function: Callable[..., Any], metavar: str = _JOB_WORDS) -> Callable[..., Any]:
     """Add the same to a verb that has its own command."""
     for name, text in reversed(_RESOURCES.items()):
-        kind = click.IntRange(min=0) if name in _NUMBERS else str
+        kind = int if name in _NUMBERS else str  # what is too few, `check_sizes` says
         function = click.option(f"--{name.replace('_', '-')}", name, type=kind, help=text)(function)
     function = click.option("--cluster", metavar="NAME", help="profile, `auto` or `local`")(
         function

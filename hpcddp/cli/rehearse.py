@@ -41,8 +41,9 @@ def command(context: click.Context, steps: int, as_json: bool, **typed: Any) -> 
         )
     stamp = time.strftime("%Y%m%d-%H%M%S")
     name = typed["name"] or f"rehearse-{request.job_name}-{stamp}"
-    plain = prepare(request, f"{name}-uninterrupted", os.environ)
-    stopped = prepare(request, f"{name}-interrupted", os.environ)
+    is_ours = not typed["name"]
+    plain = prepare(request, f"{name}-uninterrupted", os.environ, may_rename=is_ours)
+    stopped = prepare(request, f"{name}-interrupted", os.environ, may_rename=is_ours)
     warn(plain.warnings)
     report = rehearse(plain, stopped, out=sys.stderr if as_json else sys.stdout)
     text = json.dumps(report.as_document(), indent=2)

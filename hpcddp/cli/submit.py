@@ -40,7 +40,8 @@ def command(
     options = _waiting(afterok, submission) if afterok else ()
     if dry_run:
         sys.exit(_show(submission))
-    announce(submission, send(submission, *options))
+    submission, job_id = send(submission, *options)
+    announce(submission, job_id)
     if follows:
         from hpcddp.launch.watch.follow import follow
 

@@ -40,8 +40,8 @@ def detect(environ: Mapping[str, str], host: str | None = None) -> tuple[Match, 
         for reason in _reasons(profile, environ, host)
     ]
     found = found or [*_by_slurm_name(profiles, environ)]
-    paths, shipped = list_profiles(environ), shipped_dir("configs")
-    own = [match for match in found if not paths[match.name].is_relative_to(shipped)]
+    paths, shipped = list_profiles(environ), shipped_dir("configs").resolve()
+    own = [match for match in found if not paths[match.name].resolve().is_relative_to(shipped)]
     by_name = {match.name: match for match in reversed(own or found)}
     return tuple(by_name[name] for name in sorted(by_name))
 

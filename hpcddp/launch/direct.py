@@ -1,5 +1,6 @@
 """A run without `submit`: started by the user's own srun or torchrun line, or as one process."""
 
+import itertools
 import os
 import time
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from hpcddp.config.write import config_text, read_config
 from hpcddp.errors import ConfigError, HpcddpError
 from hpcddp.launch.code import record_code
 from hpcddp.launch.request import Request, ResolvedRequest, resolve_request
-from hpcddp.launch.submission import check_run_name
+from hpcddp.launch.submission import check_run_name, create_folder
 from hpcddp.run_dir import RunDir, runs_root, write_atomically
 
 _WAIT_FOR_MAIN_S = 120.0  # shared file systems show a new file late
@@ -32,8 +33,11 @@ def open_run(
     """
     layout = layout_from_environ(environ)
     resolved = resolve_request(request, {CLUSTER_VARIABLE: "local", **environ})
-    run_name = check_run_name(name or _name_for(resolved.job_name, layout, environ))
-    run_dir = RunDir(runs_root(environ) / run_name)
+    run_name = name or _name_for(resolved.job_name, layout, environ)
+    if run_name:
+        run_dir = RunDir(runs_root(environ) / check_run_name(run_name))
+    else:
+        run_dir = _new_run_dir(runs_root(environ), resolved.job_name)
     if layout.is_main:
         _create_or_check(run_dir, resolved)
         return run_dir, _submission(run_dir, resolved, layout)
@@ -42,7 +46,9 @@ def open_run(
 
 
 def _name_for(job_name: str, layout: ProcessLayout, environ: Mapping[str, str]) -> str:
-    """A name that all processes derive alike and that a requeued job finds again."""
+    """A name that all processes derive alike and that a requeued job finds again; "" for one
+    process that nobody will start again.
+    """
     if layout.requeue_target:
         return f"{job_name}-{layout.requeue_target}"
     torchrun_id = environ.get("TORCHELASTIC_RUN_ID", "none")
@@ -53,7 +59,14 @@ def _name_for(job_name: str, layout: ProcessLayout, environ: Mapping[str, str]) 
             f"{layout.world_size} processes need one name for their run, and torchrun was given no "
             "--rdzv-id. Add `--name RUN`."
         )
-    return f"{job_name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return ""
+
+
+def _new_run_dir(root: Path, job_name: str) -> RunDir:
+    """A folder of its own for this process, named by the time."""
+    name = check_run_name(f"{job_name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return next(run_dir for run_dir in (RunDir(root / n) for n in names) if create_folder(run_dir))
 
 
 def _create_or_check(run_dir: RunDir, resolved: ResolvedRequest) -> None:

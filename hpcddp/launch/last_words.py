@@ -10,7 +10,10 @@ _TAIL_BYTES, _COMPLAINT_TAIL_BYTES = 256 * 1024, 4 * 1024
 _OURS = "hpcddp: "
 _BEGINNING = f"{_OURS}attempt "
 # `srun: error: gpu-01: tasks 2-3: Exited with exit code 1`, or `Terminated`, `Killed` and others.
-_TASK_END = re.compile(r"srun: error: (\S+): (tasks? [\d,-]+): (?:Exited with exit code (\d+)|\w+)")
+# Without Slurm, `local_step: error: node0: task 0: Exited with exit code 1`.
+_TASK_END = re.compile(
+    r"(?:srun|local_step): error: (\S+): (tasks? [\d,-]+): (?:Exited with exit code (\d+)|\w+)"
+)
 # `srun: error: gpu-01: task 2: Out Of Memory`, and slurmstepd's `Detected 1 oom-kill event(s)`.
 _OUT_OF_MEMORY = re.compile(
     r"(srun: error: \S+: tasks? [\d,-]+: out of memory|slurmstepd.* error: .*\boom[-_ ]kill)",

@@ -34,22 +34,33 @@ def run_step(command: Sequence[str], *, nodes: int, processes_per_node: int, log
         )
         with (logs / f"rank-{global_rank:04d}.log").open("ab") as log:
             processes.append(subprocess.Popen(command, stdout=log, stderr=log, env=environ))
-    return _wait_for(processes)
+    return _wait_for(processes, processes_per_node)
 
 
-def _wait_for(processes: Sequence[subprocess.Popen[bytes]]) -> int:
+def _wait_for(processes: Sequence[subprocess.Popen[bytes]], per_node: int) -> int:
     """The code of the process that failed first; those we end because of it do not count."""
     first_failure = 0
     deadline = float("inf")
     while None in (codes := [process.poll() for process in processes]):
         if any(codes) and not first_failure:
             first_failure = _highest(codes)
+            _tell(codes, per_node)
             deadline = time.monotonic() + _GRACE_S
             _signal_living(processes, signal.SIGTERM)
         if time.monotonic() > deadline:
             _signal_living(processes, signal.SIGKILL)
         time.sleep(_POLL_S)
+    if not first_failure and any(codes):  # all ended between two looks
+        _tell(codes, per_node)
     return first_failure or _highest(codes)
+
+
+def _tell(codes: Sequence[int | None], per_node: int) -> None:
+    """Say in the batch log which process failed, in srun's words (`hpcddp.launch.last_words`)."""
+    rank = next(r for r, code in enumerate(codes) if code and _highest([code]) == _highest(codes))
+    code = codes[rank] or 0
+    end = f"Exited with exit code {code}" if code > 0 else signal.strsignal(-code) or "Killed"
+    print(f"local_step: error: node{rank // per_node}: task {rank}: {end}", file=sys.stderr)
 
 
 def _highest(codes: Sequence[int | None]) -> int:

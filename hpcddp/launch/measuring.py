@@ -3,6 +3,7 @@ nothing itself and knows no report's content.
 """
 
 import dataclasses
+import functools
 import json
 import logging
 import os
@@ -80,7 +81,11 @@ def prepare_measuring(
     resolved = resolve(sys.executable)
     if resolved.config.resources.container:
         resolved = resolve(resolved.profile.container.python)
-    return prepare_in(resolved, run_dir, environ)
+    submission = prepare_in(resolved, run_dir, environ)
+    if name:
+        return submission
+    again = functools.partial(prepare_measuring, words, request, environ=environ)
+    return dataclasses.replace(submission, renamed=lambda other: again(name=other))
 
 
 def report_path(run_dir: RunDir, name: str) -> Path:

@@ -94,11 +94,11 @@ def rehearse(plain: Submission, stopped: Submission, out: TextIO) -> Report:
     request = plain.request
     lead_s = request.config.resources.warn_before_s
     launcher, steps = request.profile.launcher, request.config.train.max_steps or 0
-    send(plain)
+    plain, _ = send(plain)
     if _show(plain.run_dir, out):
         said = f"the uninterrupted run did not finish: {_status(plain.run_dir).reason}"
         return Report(plain.run_dir.name, stopped.run_dir.name, (said,), lead_s)
-    job_id = send(stopped)
+    stopped, job_id = send(stopped)
     with _stopped_at(stopped.run_dir, max(1, steps // 3), launcher, job_id) as refusals:
         _show(stopped.run_dir, out)
     kill_after_s = kill_after(show_job(job_id).partition) if launcher == "slurm" else None

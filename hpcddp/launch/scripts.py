@@ -184,6 +184,9 @@ def main(words: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"Error: cannot write to {typed.folder}: {error}", file=sys.stderr)
         return EXIT_FAILED
+    for path in (typed.folder / f"{name}.sbatch" for name in SCRIPTS):
+        if path not in kept:
+            print(f"{path} written")
     for path in kept:
         print(f"{path} differs and was left as it is; --overwrite replaces it", file=sys.stderr)
     return EXIT_FAILED if kept else EXIT_DONE

@@ -1,11 +1,13 @@
 """Create a run directory and send its job. The order matters: a crash leaves no unknown job."""
 
+import dataclasses
+import itertools
 import os
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,23 +32,35 @@ _LONGEST_NAME = 255  # bytes; what Linux file systems allow
 @dataclass(frozen=True, slots=True)
 class Submission:
     """A job that is ready to be sent, or was: `script` is the exact text, `warnings` are sentences
-    for whoever sends it.
+    for whoever sends it. `renamed` gives the same under another name, where the name is not the
+    user's own and so may give way.
     """
 
     request: ResolvedRequest
     run_dir: RunDir
     script: str
     warnings: tuple[str, ...]
+    renamed: "Callable[[str], Submission] | None" = None
 
 
-def prepare(request: ResolvedRequest, name: str | None, environ: Mapping[str, str]) -> Submission:
+def prepare(
+    request: ResolvedRequest,
+    name: str | None,
+    environ: Mapping[str, str],
+    *,
+    may_rename: bool = False,
+) -> Submission:
     """Choose the run's folder and render its script; writes nothing.
 
+    `may_rename` where the user has not chosen `name`, as where it is None.
     Raises HpcddpError for sizes that do not fit each other and options Slurm would refuse.
     """
     stamp = time.strftime("%Y%m%d-%H%M%S")
     run_dir = RunDir(runs_root(environ) / check_run_name(name or f"{request.job_name}-{stamp}"))
-    return prepare_in(request, run_dir, environ)
+    submission = prepare_in(request, run_dir, environ)
+    if name and not may_rename:
+        return submission
+    return dataclasses.replace(submission, renamed=lambda other: prepare(request, other, environ))
 
 
 def prepare_in(request: ResolvedRequest, run_dir: RunDir, environ: Mapping[str, str]) -> Submission:
@@ -62,14 +76,15 @@ def prepare_in(request: ResolvedRequest, run_dir: RunDir, environ: Mapping[str, 
     return Submission(request, run_dir, script, warnings)
 
 
-def send(submission: Submission, *options: str) -> str:
-    """Write the run directory, hand the job over with these options, and return its job id.
+def send(submission: Submission, *options: str) -> tuple[Submission, str]:
+    """Write the run directory, hand the job over with these options, and return what was sent (a
+    name that nobody chose gives way to one that is free) and its job id.
 
     Raises ConfigError when the run exists already, SubmissionFailed when Slurm refuses (the
     folder is then kept, with a `failed` event that says why).
     """
-    write_run_dir(submission)
-    return send_job(submission, *options)
+    written = write_run_dir(submission)
+    return written, send_job(written, *options)
 
 
 def send_job(submission: Submission, *options: str) -> str:
@@ -141,23 +156,12 @@ def _interrupts_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def write_run_dir(submission: Submission) -> None:
-    """Create the folder with config.yaml, code.json and job.sbatch."""
+def write_run_dir(submission: Submission) -> Submission:
+    """Create the folder with config.yaml, code.json and job.sbatch; returns what lies in it, which
+    has the next free name where `submission` may be renamed.
+    """
+    submission = _take_folder(submission)
     run_dir = submission.run_dir
-    if _was_refused(run_dir):
-        _clear_away(run_dir)
-    try:
-        run_dir.path.mkdir(parents=True)
-    except FileExistsError:
-        raise ConfigError(
-            f"Run `{run_dir.name}` exists already in {run_dir.path.parent}. Use another --name, or "
-            f"go on with it: {command_line('resume', run_dir.name)}"
-        ) from None
-    except OSError as error:
-        raise ConfigError(
-            f"Cannot create {run_dir.path}: {error.strerror}. Set HPCDDP_RUNS_DIR to a folder on "
-            "the shared file system that you can write to."
-        ) from None
     try:
         run_dir.batch_log.parent.mkdir()
         write_atomically(run_dir.config, config_text(submission.request.resolved))
@@ -166,6 +170,38 @@ def write_run_dir(submission: Submission) -> None:
     except OSError as error:
         shutil.rmtree(run_dir.path, ignore_errors=True)  # half a run would only occupy the name
         raise ConfigError(f"Cannot write to {run_dir.path}: {error.strerror}.") from None
+    return submission
+
+
+def _take_folder(submission: Submission) -> Submission:
+    """The submission whose folder was created here: `name`, else `name-2`, `name-3` and so on."""
+    taken, name = submission, submission.run_dir.name
+    for number in itertools.count(2):
+        if create_folder(taken.run_dir):
+            return taken
+        if submission.renamed is None:
+            break
+        taken = submission.renamed(f"{name}-{number}")
+    raise ConfigError(
+        f"Run `{name}` exists already in {submission.run_dir.path.parent}. Use another --name, or "
+        f"go on with it: {command_line('resume', name)}"
+    )
+
+
+def create_folder(run_dir: RunDir) -> bool:
+    """Create the run's folder; False where it is there, so that of two who try only one has it."""
+    if _was_refused(run_dir):
+        _clear_away(run_dir)
+    try:
+        run_dir.path.mkdir(parents=True)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise ConfigError(
+            f"Cannot create {run_dir.path}: {error.strerror}. Set HPCDDP_RUNS_DIR to a folder on "
+            "the shared file system that you can write to."
+        ) from None
+    return True
 
 
 def _clear_away(run_dir: RunDir) -> None:

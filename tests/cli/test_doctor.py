@@ -102,7 +102,7 @@ def test_the_name_of_another_run_is_no_finding(tmp_path):
 
 def test_who_stops_looking_is_told_nothing_of_the_job(tmp_path, monkeypatch):
     monkeypatch.setattr(follow_module, "follow", lambda *_, **__: EXIT_INTERRUPTED)
-    monkeypatch.setattr(doctor_module, "send", lambda _: "7")
+    monkeypatch.setattr(doctor_module, "send", lambda sent: (sent, "7"))
     monkeypatch.setenv("HPCDDP_RUNS_DIR", str(tmp_path / "runs"))
     words = ["--cluster", "local", "--nodes", "2", "--json"]
     done = CliRunner().invoke(doctor_module.command, words)

@@ -20,6 +20,7 @@ def run_dir(tmp_path, monkeypatch):
     monkeypatch.setenv("HPCDDP_RUNS_DIR", str(tmp_path))
     run_dir = RunDir(tmp_path / "demo")
     run_dir.batch_log.parent.mkdir(parents=True)
+    run_dir.script.touch()
     run_dir.append_event(
         "submitted", launcher="local", job_id="local-1", nodes=2, processes_per_node=2
     )
@@ -108,6 +109,15 @@ def test_what_does_not_exist_is_answered_with_what_does(run_dir, words, parts):
 
 def test_a_run_without_logs_says_where_to_look(run_dir):
     assert "python -m hpcddp status demo" in complaint()
+
+
+@pytest.mark.parametrize("words", [[], ["--follow"], ["--rank", "all"], ["--rank", "batch"]])
+def test_the_logs_of_a_run_that_submit_did_not_send_are_elsewhere(run_dir, words):
+    run_dir.script.unlink()
+    run_dir.append_event("finished")  # else a `--follow` that waits would do so for ever
+    message = complaint(*words)
+    assert "your own `#SBATCH --output`, srun or torchrun says" in message
+    assert "--follow" not in message
 
 
 @pytest.fixture

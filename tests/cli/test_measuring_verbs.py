@@ -18,7 +18,7 @@ def measured(tmp_path, monkeypatch):
     """A job that has left its report, as if it had just been sent and followed."""
     run_dir = RunDir(tmp_path / "r")
     write_report(run_dir, "allreduce", {"rows": [1]})
-    monkeypatch.setattr(measuring, "send", lambda submission: "1")
+    monkeypatch.setattr(measuring, "send", lambda submission: (submission, "1"))
     monkeypatch.setattr(measuring, "announce", lambda *_, **__: None)
     monkeypatch.setattr("hpcddp.launch.watch.follow.follow", lambda *_, **__: 0)
     return SimpleNamespace(run_dir=run_dir)

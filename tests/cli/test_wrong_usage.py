@@ -50,6 +50,8 @@ def hpcddp(tmp_path, monkeypatch, capfd):
         ([f"{DIRECTIVES}.P=5"], "`P` is no long name of an option"),
         ([f"{DIRECTIVES}.mail_type=[END, FAIL]"], "needs one value"),
         (["resources.srun.mpi.y=5"], "needs one value"),
+        (["--nodes", "-1"], "must be at least 1"),
+        (["--nodes", "0"], "must be at least 1"),
         (["--nodes", "2", "train.replicas=dp"], "one node with one process"),
         (["resources.processes_per_node=2", "train.replicas=dp"], "one node with one process"),
         (["--name", "x" * 256], "has 256 bytes"),
@@ -66,6 +68,13 @@ def test_a_mistake_is_refused_before_anything_is_written(hpcddp, words, said):
     assert said in output
     assert code in (1, 2)
     assert not Path("runs").exists()
+
+
+def test_a_mistyped_verb_is_answered_with_the_nearest_one(hpcddp):
+    code, output = hpcddp("submti")
+    assert (code, "Did you mean 'submit'?" in output) == (2, True)
+    code, output = hpcddp("xyzzy")
+    assert (code, "Did you mean" in output) == (2, False)
 
 
 def test_a_home_that_does_not_exist_is_a_name_like_any_other(hpcddp, monkeypatch):

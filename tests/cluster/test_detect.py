@@ -4,6 +4,7 @@ import pytest
 
 from hpcddp.cluster.detect import detect, slurm_cluster_name
 from hpcddp.cluster.profile import choose_profile
+from hpcddp.config.files import shipped_dir
 from hpcddp.errors import ConfigError
 
 
@@ -80,6 +81,15 @@ def test_several_that_fit_are_named_and_auto_chooses_none(here):
 def test_a_profile_of_one_s_own_wins_over_a_shipped_one_that_fits_too(here):
     here("mine", "aliases: [snellius]")
     environ = {**here.environ, "SLURM_CLUSTER_NAME": "snellius"}
+    assert choose_profile("auto", environ) == "mine"
+
+
+def test_a_profile_of_one_s_own_wins_inside_the_clone_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(shipped_dir("configs").parent)  # its ./configs is the shipped folder
+    mine = tmp_path / "hpcddp" / "clusters" / "mine.yaml"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("description: d\naliases: [snellius]\n")
+    environ = {"XDG_CONFIG_HOME": str(tmp_path), "SLURM_CLUSTER_NAME": "snellius"}
     assert choose_profile("auto", environ) == "mine"
 
 

@@ -1,6 +1,7 @@
 """All processes that a user starts himself agree on one run, and on its settings."""
 
 import json
+import time
 
 import pytest
 
@@ -49,6 +50,12 @@ def test_a_requeued_job_and_every_worker_find_the_same_name(workplace, name, env
     run_dir = open_run(Request(), name, environ)
     assert run_dir.path == workplace / "runs" / expected
     assert open_run(Request(), name, environ) == run_dir
+
+
+def test_two_processes_of_one_second_are_two_runs(workplace, monkeypatch):
+    monkeypatch.setattr(time, "strftime", lambda *_: "20261130-110000")
+    names = [open_run(Request(), None, {}).name for _ in range(3)]
+    assert names == [f"digits-20261130-110000{more}" for more in ("", "-2", "-3")]
 
 
 def test_processes_without_a_common_name_are_refused(workplace):

@@ -158,6 +158,8 @@ def test_a_failure_is_final_and_keeps_its_code(workplace):
     run_dir = RunDir(workplace / "runs" / "r")
     assert kinds(run_dir)[-1] == "failed"
     assert not run_dir.attempt_logs(1).exists()
+    status = json.loads(hpcddp("status", "r", "--json").stdout)
+    assert status["reason"].endswith(f"see {run_dir.rank_log(0, 1)}")
 
 
 def test_a_failure_within_the_budget_is_tried_again(workplace):

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from hpcddp.launch.last_words import first_exit
 from hpcddp.launch.local_step import process_environment, run_step
 
 
@@ -31,7 +32,7 @@ def test_every_process_gets_its_place_and_its_own_log(tmp_path):
     assert len({place["HPCDDP_JOB_ID"] for place in places}) == 1
 
 
-def test_one_failing_process_ends_the_others_soon(tmp_path):
+def test_one_failing_process_ends_the_others_soon_and_is_named(tmp_path, capsys):
     code = """
         import os, sys, time
         if os.environ["HPCDDP_GLOBAL_RANK"] == "1":
@@ -42,6 +43,18 @@ def test_one_failing_process_ends_the_others_soon(tmp_path):
     code_seen = run_step(python(code), nodes=2, processes_per_node=1, logs=tmp_path)
     assert time.monotonic() - start < 60
     assert code_seen == 3
+    said = capsys.readouterr().err
+    assert said == "local_step: error: node1: task 1: Exited with exit code 3\n"
+    assert first_exit(said.splitlines()) == (3, "task 1 on node1")
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGRTMIN + 1])
+def test_a_process_that_a_signal_has_ended_is_told_so(tmp_path, capsys, signum):
+    code = python(f"import os; os.kill(os.getpid(), {int(signum)})")
+    assert run_step(code, nodes=1, processes_per_node=1, logs=tmp_path) == 128 + signum
+    said = capsys.readouterr().err
+    assert said == f"local_step: error: node0: task 0: {signal.strsignal(signum)}\n"
+    assert first_exit(said.splitlines()) is None
 
 
 def test_a_process_that_needs_a_moment_to_leave_keeps_its_code(tmp_path):

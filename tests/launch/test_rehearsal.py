@@ -9,7 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from click.testing import CliRunner
 
+from hpcddp.cli import rehearse as rehearse_module
 from hpcddp.config.load import Layer, resolve
 from hpcddp.config.schema import RunConfig
 from hpcddp.launch import rehearsal
@@ -29,6 +31,14 @@ def rehearse(*words):
 def quick(workplace, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     return workplace
+
+
+@pytest.mark.parametrize(("words", "may_rename"), [([], True), (["--name", "q"], False)])
+def test_only_names_that_nobody_chose_give_way(workplace, monkeypatch, words, may_rename):
+    seen = []
+    monkeypatch.setattr(rehearse_module, "rehearse", lambda *both, out: sys.exit(seen.extend(both)))
+    CliRunner().invoke(rehearse_module.command, ["--cluster", "local", *words, *TINY])
+    assert [submission.renamed is not None for submission in seen] == [may_rename] * 2
 
 
 def test_a_job_that_survives_is_said_to_survive_with_every_number(quick):
@@ -57,7 +67,9 @@ def test_a_job_that_fails_by_itself_is_not_interrupted(quick):
 
 def test_who_leaves_the_display_gets_no_verdict(monkeypatch, tmp_path):
     sent = []
-    monkeypatch.setattr(rehearsal, "send", lambda submission: sent.append(submission) or "7")
+    monkeypatch.setattr(
+        rehearsal, "send", lambda submission: sent.append(submission) or (submission, "7")
+    )
     monkeypatch.setattr(rehearsal, "follow", lambda run_dir, out: 130)
     plain = SimpleNamespace(
         request=SimpleNamespace(config=RunConfig(), profile=SimpleNamespace(launcher="local")),

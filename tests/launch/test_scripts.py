@@ -94,11 +94,16 @@ def test_a_macro_is_changed_for_submit_and_for_the_plain_scripts_alike(monkeypat
 
 def test_a_script_that_its_user_changed_is_not_overwritten(tmp_path, capsys):
     assert main([str(tmp_path / "new")]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said == [f"{tmp_path / 'new' / name}.sbatch written" for name in SCRIPTS]
     ours, mine = (tmp_path / "new" / name for name in ("ddp.sbatch", "array.sbatch"))
     ours.unlink()
     mine.write_text("mine\n")
     assert main([str(tmp_path / "new")]) == 1
-    assert f"{mine} differs and was left as it is; --overwrite" in capsys.readouterr().err
+    out, err = capsys.readouterr()
+    assert f"{mine} differs and was left as it is; --overwrite" in err
+    assert f"{ours} written" in out
+    assert str(mine) not in out
     assert mine.read_text() == "mine\n"
     assert ours.read_text() == plain_script("ddp")
     assert main([str(tmp_path / "new"), "--overwrite"]) == 0

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from click.testing import CliRunner
@@ -13,8 +14,9 @@ from click.testing import CliRunner
 from hpcddp.cli import group
 from hpcddp.errors import HpcddpError, SubmissionFailed
 from hpcddp.launch.history import read_history
+from hpcddp.launch.request import Request, resolve_request
 from hpcddp.launch.sbatch import last_words
-from hpcddp.launch.submission import check_run_name
+from hpcddp.launch.submission import check_run_name, prepare, write_run_dir
 from hpcddp.run_dir import RunDir
 
 
@@ -107,6 +109,31 @@ def test_an_existing_run_is_never_overwritten(fake_sbatch):
         hpcddp(*words)
     after = sorted(path.stat().st_mtime_ns for path in (fake_sbatch / "runs/r").rglob("*"))
     assert before == after
+
+
+@pytest.mark.parametrize("verb", ["submit", "compare"])
+def test_runs_without_a_name_of_their_own_never_collide(fake_sbatch, monkeypatch, verb):
+    monkeypatch.setattr(time, "strftime", lambda *_: "20261130-110000")
+    options = [] if verb == "submit" else ["--no-follow"]
+    first, *others = [hpcddp(verb, "--cluster", "generic", *options).stdout for _ in range(3)]
+    names = [run_dir.name for run_dir in sorted((fake_sbatch / "runs").iterdir())]
+    assert names == [names[0], f"{names[0]}-2", f"{names[0]}-3"]
+    assert names[0].endswith("-20261130-110000")
+    assert f"Run {names[0]}: job" in first
+    for name, said in zip(names[1:], others, strict=True):
+        assert f"Run {name}: job" in said
+        script = RunDir(fake_sbatch / "runs" / name).script.read_text()
+        assert f"/{name}/logs/batch.log" in script
+        assert f"/{names[0]}/" not in script
+
+
+def test_of_many_who_take_one_name_at_once_each_gets_a_folder(workplace, monkeypatch):
+    monkeypatch.setattr(time, "strftime", lambda *_: "20261130-110000")
+    request = resolve_request(Request(cluster="generic"), os.environ)
+    prepared = [prepare(request, None, os.environ) for _ in range(8)]  # all saw the name free
+    with ThreadPoolExecutor(len(prepared)) as pool:
+        written = list(pool.map(write_run_dir, prepared))
+    assert len({submission.run_dir for submission in written}) == len(prepared)
 
 
 def test_a_dry_run_shows_everything_and_writes_nothing(fake_sbatch):

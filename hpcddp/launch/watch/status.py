@@ -80,7 +80,7 @@ def status_of(history: RunHistory, job: JobInfo | None, now: float) -> RunStatus
         run=history.run_dir.name,
         state=state,
         step=_step(history),
-        max_steps=_newest("max_steps", events),
+        max_steps=_max_steps(history),
         epoch=train.get("epoch"),
         images_per_s=train.get("images_per_s"),
         attempt=_newest("attempt", events) or 0,
@@ -112,6 +112,20 @@ def _prepared_time(run_dir: RunDir) -> float:
 def _newest(key: str, events: Sequence[Record]) -> int | None:
     """The newest value of a key that only some events have."""
     return next((e[key] for e in reversed(events) if e.get(key) is not None), None)
+
+
+def _max_steps(history: RunHistory) -> int | None:
+    """How many steps the training has; what an earlier start has told counts as long as the
+    settings are those it was told with.
+    """
+    known = _newest("max_steps", history.current)
+    told = next((e for e in reversed(history.events) if e.get("max_steps") is not None), None)
+    if known is not None or told is None:
+        return known
+    with suppress(OSError):
+        if history.run_dir.config.stat().st_mtime <= told.get("time", 0.0):
+            return told["max_steps"]
+    return None
 
 
 def _step(history: RunHistory) -> int | None:

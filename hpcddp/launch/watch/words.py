@@ -207,5 +207,7 @@ def outcome_line(status: RunStatus) -> str:
         return f"Run {status.run} finished" + (f": test accuracy {accuracy}" if accuracy else "")
     if not status.has_ended:
         return f"How run {status.run} ended is not known: {status.reason}"
-    code = f", {exit_words(status.exit_code)}" if status.exit_code else ""
+    # A cancelled run's code is that of the signal which ended it; who waits for it gets 1.
+    has_code = status.exit_code and status.state == "failed"
+    code = f", {exit_words(status.exit_code)}" if has_code else ""
     return f"Run {status.run} {status.state}{code}: {status.reason}"

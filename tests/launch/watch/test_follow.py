@@ -136,6 +136,7 @@ def test_a_cancelled_run_ends_with_1(run_dir):
     record["create_time"] -= 3600  # that one is gone
     (run_dir.path / "supervisor.json").write_text(json.dumps(record))
     run_dir.append_event("cancelled", by="ada")
+    run_dir.append_event("failed", exit_code=143, reason="exit code 143")
     code, text = followed(run_dir)
     assert (code, text.splitlines()[-1]) == (1, "Run demo cancelled: cancelled by ada")
 

@@ -130,6 +130,16 @@ def test_a_resumed_attempt_counts_from_its_checkpoint_until_it_reports(tmp_path)
     assert status(run_dir).step == 20
 
 
+def test_the_number_of_steps_is_known_before_a_start_with_the_same_settings_tells_it(tmp_path):
+    run_dir = make_run(tmp_path, "submitted", "started attempt=0 max_steps=70", "submitted")
+    assert status(run_dir).max_steps is None  # with which settings, nothing says
+    run_dir.config.touch()
+    os.utime(run_dir.config, (1000.5, 1000.5))
+    assert status(run_dir).max_steps == 70
+    os.utime(run_dir.config, (1001.5, 1001.5))  # sent with others: `resume RUN train.max_steps=N`
+    assert status(run_dir).max_steps is None
+
+
 def test_torn_and_foreign_lines_are_passed_over(tmp_path):
     run_dir = make_run(tmp_path, "submitted", "started", metrics=[{"step": 3, "loss": 1.0}])
     for path in (run_dir.events, run_dir.metrics):
