@@ -82,9 +82,20 @@ def _stopped_early(ending: Ending, events: Sequence[Event]) -> bool:
     kinds = {event["event"] for event in events if event.get("attempt") == ending.attempt}
     if ending.exit_code > 128 and ending.why in _GOES_ON and not kinds & {"started", "failed"}:
         return True  # Slurm was quicker than its start, which had nothing to save
+    if ending.exit_code > 128 and "failed" not in kinds and _may_be_aborted(ending, events):
+        return True
     if ending.exit_code - 128 in STOP_SIGNALS:
         return not kinds & {"started", "failed"} or "stopped" in kinds or ending.why in _GOES_ON
     return ending.exit_code > 128 and "stopped" in kinds
+
+
+def _may_be_aborted(ending: Ending, events: Sequence[Event]) -> bool:
+    """The attempt before was lost with a node. Where that comes back, the srun on it aborts the
+    step of its number, which by then is this attempt's (Slurm 22.05). Once only: the next attempt
+    has another predecessor.
+    """
+    before = [event for event in events if event.get("attempt") == ending.attempt - 1]
+    return not ending.out_of_memory and any(event.get("lost_nodes") for event in before)
 
 
 def _after_stop(ending: Ending, events: Sequence[Event], budget: RequeueConfig) -> Decision:

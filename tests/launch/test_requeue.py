@@ -495,6 +495,28 @@ def test_an_attempt_that_could_not_go_on_from_the_newest_step_makes_progress_fro
     assert rules.decide(ending, events, RequeueConfig(max_without_progress=3)).event == "requeued"
 
 
+LOST = {"event": "ended", "attempt": 0, "reason": "node failure", "lost_nodes": ["gpu-01"]}
+
+
+@pytest.mark.parametrize(
+    ("before", "told", "code", "is_oom", "event"),
+    [
+        (LOST, [], 137, False, "requeued"),
+        (LOST, [], 137, True, "failed"),
+        (LOST, [], 1, False, "failed"),
+        (LOST, [{"event": "failed", "attempt": 1, "global_rank": 0}], 137, False, "failed"),
+        ({**LOST, "lost_nodes": []}, [], 137, False, "failed"),
+        ({**LOST, "attempt": -1}, [], 137, False, "failed"),  # that was used up by attempt 0
+    ],
+)
+def test_what_a_node_that_comes_back_may_have_aborted_goes_on_once(
+    before, told, code, is_oom, event
+):
+    events = [before, {"event": "started", "attempt": 1}, *told]
+    ending = Ending(code, 1, out_of_memory=is_oom)
+    assert rules.decide(ending, events, RequeueConfig()).event == event
+
+
 def test_attempts_whose_every_save_is_torn_are_bounded():
     events = []
     for attempt in range(4):

@@ -207,6 +207,20 @@ def test_a_run_goes_on_after_a_node_failure(hpcddp, cluster, start, finish, is_b
     assert ends == ["daemon of its node restarted" if is_back else "node failure", "finished"]
 
 
+def test_a_run_goes_on_once_where_its_step_is_aborted_after_a_node_failure(
+    hpcddp, cluster, start, finish, tmp_path
+):
+    job_id = start()
+    node = cluster.show(job_id)["BatchHost"]
+    kill_slurmd(cluster, node)
+    wait_for_starts(cluster, tmp_path / "demo", 4)
+    start_slurmd(cluster, node)
+    cluster.run(["scancel", "--signal=KILL", f"{job_id}.0"])
+    finished = finish(starts=6)
+    assert [each["end"] for each in finished["attempts"]][::2] == ["node failure", "finished"]
+    assert not hpcddp.events("demo", "failed")
+
+
 @pytest.mark.slow  # srun and scontrol take their time to give up
 def test_a_controller_that_is_away_at_the_last_act_is_waited_for(hpcddp, cluster, start, finish):
     job_id = start()
