@@ -29,8 +29,7 @@ from hpcddp.stop_flag import StopFlag
 from hpcddp.train.loop import train_step
 from hpcddp.train.process_group import open_ranks
 from hpcddp.train.resume import Found
-from hpcddp.train.setup import build_session
-from hpcddp.train.stop import StopVote
+from hpcddp.train.setup import build_session, undisturbed
 from hpcddp.train.task import build_task
 
 
@@ -59,8 +58,8 @@ def measure(pipe, options, layout, run_dir):
     torch.set_num_threads(1)
     ranks = open_ranks(layout, torch.device("cpu"), 60)
     task = build_task(config_of(options), layout)
-    vote, flag = StopVote(ranks, StopFlag()), StopFlag()
-    session = build_session(task, torch.device("cpu"), ranks, vote, Found(None), RunDir(run_dir))
+    process = undisturbed(layout, torch.device("cpu"), ranks, RunDir(run_dir))
+    session, vote, flag = build_session(task, process, Found(None)), process.vote, StopFlag()
     called_s = {"open": [], "close": []}
 
     def step(ranks_of_vote):

@@ -35,15 +35,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.config.load import Layer, resolve
 from hpcddp.run_dir import RunDir
-from hpcddp.stop_flag import StopFlag
 from hpcddp.train.device import open_device
 from hpcddp.train.loop import step_and_report
 from hpcddp.train.metrics import StepClock
 from hpcddp.train.models import build_model
 from hpcddp.train.process_group import open_ranks
 from hpcddp.train.resume import Found
-from hpcddp.train.setup import build_session
-from hpcddp.train.stop import StopVote
+from hpcddp.train.setup import build_session, undisturbed
 from hpcddp.train.task import build_task
 
 WORLD_SIZE = 2
@@ -76,8 +74,8 @@ def config_of(options):
 def build_ours(options, layout, ranks, run_dir, batches):
     """One step of our loop, as a function; eight of its batches go to the other loop."""
     task = build_task(config_of(options), layout)
-    vote, device = StopVote(ranks, StopFlag()), torch.device("cpu")
-    session = build_session(task, device, ranks, vote, Found(None), RunDir(run_dir))
+    process = undisturbed(layout, torch.device("cpu"), ranks, RunDir(run_dir))
+    session = build_session(task, process, Found(None))
     clock = StepClock()
     batches += [session.feed.next() for _ in range(8)]
     return lambda: step_and_report(session, clock)

@@ -27,15 +27,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from loop_overhead import WORLD_SIZE, config_of, parsed, ratio_of, run_ranks, seconds_of
 
 from hpcddp.run_dir import RunDir
-from hpcddp.stop_flag import StopFlag
 from hpcddp.train.clock import HostClock
 from hpcddp.train.loop import step_and_report
 from hpcddp.train.metrics import StepClock
 from hpcddp.train.process_group import open_ranks
 from hpcddp.train.resume import Found
-from hpcddp.train.setup import build_session
+from hpcddp.train.setup import build_session, undisturbed
 from hpcddp.train.step_timer import StepTimer
-from hpcddp.train.stop import StopVote
 from hpcddp.train.task import build_task
 
 CPU = torch.device("cpu")
@@ -45,8 +43,8 @@ REPEATED = 20_000
 def session_of(options, layout, ranks, run_dir, *, timed):
     base = config_of(options)
     config = dataclasses.replace(base, train=dataclasses.replace(base.train, time_steps=timed))
-    vote, task = StopVote(ranks, StopFlag()), build_task(config, layout)
-    return build_session(task, CPU, ranks, vote, Found(None), RunDir(run_dir))
+    process = undisturbed(layout, CPU, ranks, RunDir(run_dir))
+    return build_session(build_task(config, layout), process, Found(None))
 
 
 def stepping(session):

@@ -19,15 +19,13 @@ from hpcddp.config.schema import RunConfig
 from hpcddp.data.workers import PREFETCHED_PER_WORKER
 from hpcddp.measure.blocks import Block
 from hpcddp.run_dir import RunDir
-from hpcddp.stop_flag import StopFlag
 from hpcddp.train.loop import step_and_report
 from hpcddp.train.metrics import StepClock
 from hpcddp.train.process_group import Ranks
 from hpcddp.train.replicas import devices_per_process
 from hpcddp.train.resume import Found
-from hpcddp.train.setup import Session, build_session
+from hpcddp.train.setup import Session, build_session, undisturbed
 from hpcddp.train.step_timer import StepTimer
-from hpcddp.train.stop import StopVote
 from hpcddp.train.task import build_task
 
 
@@ -104,8 +102,8 @@ def build_bench(
     `run_dir` takes what a session writes at its start: give it one that nobody looks at.
     """
     task = build_task(config, layout)
-    vote = StopVote(ranks, StopFlag())
-    session = build_session(task, device, ranks, vote, Found(None), run_dir)
+    process = undisturbed(layout, device, ranks, run_dir)
+    session = build_session(task, process, Found(None))
     assert isinstance(session.timer, StepTimer), "cells.measured() sets train.time_steps"
     return Bench(session, session.timer, _devices(config, device))
 

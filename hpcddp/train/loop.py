@@ -28,8 +28,8 @@ from hpcddp.train.process_group import mean_across_ranks, open_ranks
 from hpcddp.train.randomness import seed_step
 from hpcddp.train.replicas import label_of
 from hpcddp.train.schedule import lr_at
-from hpcddp.train.setup import Session, check_early
-from hpcddp.train.start import Start, ToldToStop, leave_if_told
+from hpcddp.train.setup import Process, Session, check_early
+from hpcddp.train.start import ToldToStop, leave_if_told, open_session
 from hpcddp.train.stop import StopVote
 from hpcddp.train.watchdog import COLLECTIVE_TIMEOUT_S, Watchdog, record_collectives
 
@@ -64,8 +64,8 @@ def train(
     watchdog.start()
     try:
         with leave_if_told(stop_flag, run_dir, layout):
-            start = Start(config, layout, run_dir, device, ranks, vote, watchdog, owner)
-            session = start.open_session()
+            process = Process(device, ranks, vote, watchdog, run_dir, owner)
+            session = open_session(config, layout, process)
         stop_flag.rearm()  # the first collectives, of the warm-up, are over
         code = EXIT_DONE if session is None else run_steps(session)
     except ToldToStop:

@@ -12,6 +12,7 @@ from hpcddp.config.schema import RunConfig
 from hpcddp.data.datasets import Batch
 from hpcddp.data.stream import eval_batches, train_batches
 from hpcddp.run_dir import RunDir
+from hpcddp.stop_flag import StopFlag
 from hpcddp.train.cadence import build_cadence
 from hpcddp.train.checkpoint import Retention
 from hpcddp.train.clock import clock_of
@@ -42,6 +43,18 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class Process:
+    """What a process has once it has met the others."""
+
+    device: torch.device
+    ranks: Ranks
+    vote: StopVote
+    watchdog: Watchdog
+    run_dir: RunDir
+    owner: Ownership
+
+
+@dataclass(frozen=True, slots=True)
 class Session:
     """All a step needs. Only what `state` holds and the feed's position change while training."""
 
@@ -68,21 +81,19 @@ def check_early(config: RunConfig, layout: ProcessLayout) -> None:
     check_processes(config.train.replicas, layout.world_size)
 
 
-def build_session(
-    task: Task,
-    device: torch.device,
-    ranks: Ranks,
-    vote: StopVote,
-    found: Found,
-    run_dir: RunDir,
-    owner: Ownership | None = None,
-    watchdog: Watchdog | None = None,
-) -> Session:
+def undisturbed(
+    layout: ProcessLayout, device: torch.device, ranks: Ranks, run_dir: RunDir
+) -> Process:
+    """A process that no signal stops and nobody watches, in a folder that it has not claimed."""
+    vote, watchdog = StopVote(ranks, StopFlag()), Watchdog(layout, run_dir, 0)
+    return Process(device, ranks, vote, watchdog, run_dir, Ownership(run_dir, layout))
+
+
+def build_session(task: Task, process: Process, found: Found) -> Session:
     """Model, optimizer and data, at the step where `found` left off. Collective."""
-    train = task.config.train
-    watchdog = watchdog or Watchdog(task.layout, run_dir, 0)
+    train, device, ranks = task.config.train, process.device, process.ranks
     state = build_state(task, device)
-    journal = Journal(run_dir, task.layout)
+    journal = Journal(process.run_dir, task.layout)
     journal.started(**_facts(task, device, state))
     _log.info("%s", describe(task.schedule, task.config.optim, task.plan.global_batch))
     timer = StepTimer(clock_of(device)) if train.time_steps else NoTimer()
@@ -91,7 +102,7 @@ def build_session(
     to_device = build_to_device(task.train_set, device, _channels_last(train.channels_last, device))
     _warn_of_idle_devices(task, replicas.num_devices)
     warm_up(forward, *to_device(_made_up_batch(task)))
-    watchdog.beat()
+    process.watchdog.beat()
     restore(found, state, ranks)
     skips = train.on_nonfinite == "skip"
     if found.point is not None:
@@ -104,12 +115,10 @@ def build_session(
         state=state,
         feed=_build_feed(task, to_device, state.step, timer),
         eval_task=_build_eval_task(task, to_device, forward),
-        vote=vote,
-        watchdog=watchdog,
+        vote=process.vote,
+        watchdog=process.watchdog,
         journal=journal,
-        saver=_build_saver(
-            task, device, state.step, found.point, ranks, vote, journal, run_dir, owner
-        ),
+        saver=_build_saver(task, process, journal, state.step, found.point),
         watch=LossWatch(device),
         skipper=StepSkipper(state.model, state.optimizer, ranks) if skips else None,
         timer=timer,
@@ -181,36 +190,28 @@ def _build_eval_task(task: Task, to_device: ToDevice, forward: Forward) -> EvalT
 
 
 def _build_saver(
-    task: Task,
-    device: torch.device,
-    start_step: int,
-    point: ResumePoint | None,
-    ranks: Ranks,
-    vote: StopVote,
-    journal: Journal,
-    run_dir: RunDir,
-    owner: Ownership | None,
+    task: Task, process: Process, journal: Journal, start_step: int, point: ResumePoint | None
 ) -> Saver:
-    kept, identity = task.config.checkpoint, identity_of(task.config, run_dir.name)
+    kept, run_dir, device = task.config.checkpoint, process.run_dir, process.device
     micro_batch = (point.micro_batch if point else None) or task.plan.micro_batch
     devices = devices_per_process(task.config, device)
     return Saver(
         folder=run_dir.checkpoints,
         extra={
-            **identity,
-            "fingerprint": fingerprint_of(device, task.layout, ranks, devices),
+            **identity_of(task.config, run_dir.name),
+            "fingerprint": fingerprint_of(device, task.layout, process.ranks, devices),
             "settings": settings_of(task),
             "micro_batch": micro_batch,
         },
         retention=Retention(kept.keep_last, kept.keep_every_steps),
         cadence=build_cadence(kept, start_step),
-        ranks=ranks,
+        ranks=process.ranks,
         journal=journal,
         is_main=task.layout.is_main,
         saved_step=start_step,
-        owner=owner,
+        owner=process.owner,
         keep_best=kept.keep_best,
-        is_told=vote.is_told,
+        is_told=process.vote.is_told,
     )
 
 

@@ -6,9 +6,6 @@ Knows no step.
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-
-import torch
 
 from hpcddp.config.layout import EXIT_AGAIN, ProcessLayout
 from hpcddp.config.schema import RunConfig
@@ -16,14 +13,12 @@ from hpcddp.leave import leave
 from hpcddp.run_dir import RunDir
 from hpcddp.stop_flag import StopFlag
 from hpcddp.train.fingerprint import fingerprint_of
-from hpcddp.train.ownership import Ownership, take_over
-from hpcddp.train.process_group import Ranks, is_parting
+from hpcddp.train.ownership import take_over
+from hpcddp.train.process_group import is_parting
 from hpcddp.train.replicas import devices_per_process
 from hpcddp.train.resume import Expected, find_checkpoint, is_finished
-from hpcddp.train.setup import Session, build_session
-from hpcddp.train.stop import StopVote
+from hpcddp.train.setup import Process, Session, build_session
 from hpcddp.train.task import Task, build_task, identity_of, settings_of, with_micro_batch
-from hpcddp.train.watchdog import Watchdog
 
 _ENDED_WITHIN_S = 10.0  # by the launcher, after another process has left with a code that is not 0
 
@@ -50,55 +45,38 @@ def leave_if_told(stop_flag: StopFlag, run_dir: RunDir, layout: ProcessLayout) -
         leave(run_dir.failure_of(layout.job_id, layout.attempt) or EXIT_AGAIN)
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """One start of a run, in a process that has met the others."""
+def open_session(config: RunConfig, layout: ProcessLayout, process: Process) -> Session | None:
+    """Claim the run, open its data, read its newest checkpoint, build what a step needs.
 
-    config: RunConfig
-    layout: ProcessLayout
-    run_dir: RunDir
-    device: torch.device
-    ranks: Ranks
-    vote: StopVote
-    watchdog: Watchdog
-    owner: Ownership
+    None where the run is finished already. Raises ToldToStop, HpcddpError. Collective.
+    """
+    run_dir, ranks = process.run_dir, process.ranks
+    _look_around(process)
+    task = build_task(config, layout)
+    _look_around(process)
+    ranks.decide(lambda: take_over(process.owner, run_dir))
+    found = find_checkpoint(run_dir.checkpoints, _expected(task, process), ranks)
+    if ranks.decide(lambda: is_finished(found, task.total_steps, run_dir)):
+        _log.info("This run has finished; there is nothing to do")
+        return None
+    _look_around(process)
+    if found.point:
+        task = with_micro_batch(task, found.point.micro_batch)
+    return build_session(task, process, found)
 
-    def open_session(self) -> Session | None:
-        """Claim the run, open its data, read its newest checkpoint, build what a step needs.
 
-        None where the run is finished already. Raises ToldToStop, HpcddpError. Collective.
-        """
-        self._look_around()
-        task = build_task(self.config, self.layout)
-        self._look_around()
-        self.ranks.decide(lambda: take_over(self.owner, self.run_dir))
-        found = find_checkpoint(self.run_dir.checkpoints, self._expected(task), self.ranks)
-        if self.ranks.decide(lambda: is_finished(found, task.total_steps, self.run_dir)):
-            _log.info("This run has finished; there is nothing to do")
-            return None
-        self._look_around()
-        return build_session(
-            with_micro_batch(task, found.point.micro_batch) if found.point else task,
-            self.device,
-            self.ranks,
-            self.vote,
-            found,
-            self.run_dir,
-            self.owner,
-            self.watchdog,
-        )
+def _look_around(process: Process) -> None:
+    """Between two stages. Collective."""
+    process.watchdog.beat()
+    if process.vote.ask():
+        raise ToldToStop
 
-    def _look_around(self) -> None:
-        """Between two stages. Collective."""
-        self.watchdog.beat()
-        if self.vote.ask():
-            raise ToldToStop
 
-    def _expected(self, task: Task) -> Expected:
-        devices = devices_per_process(self.config, self.device)
-        return Expected(
-            identity_of(self.config, self.run_dir.name),
-            fingerprint_of(self.device, self.layout, self.ranks, devices),
-            settings_of(task),
-            self.config.checkpoint.strict_fingerprint,
-        )
+def _expected(task: Task, process: Process) -> Expected:
+    config, device = task.config, process.device
+    return Expected(
+        identity_of(config, process.run_dir.name),
+        fingerprint_of(device, task.layout, process.ranks, devices_per_process(config, device)),
+        settings_of(task),
+        config.checkpoint.strict_fingerprint,
+    )

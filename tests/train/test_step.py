@@ -10,13 +10,11 @@ from train_ranks import layouts, losses_of, small_config, start, train_on
 
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.run_dir import RunDir
-from hpcddp.stop_flag import StopFlag
 from hpcddp.train.loop import step_and_report, train_step
 from hpcddp.train.metrics import StepClock
 from hpcddp.train.process_group import LoneProcess, open_ranks
 from hpcddp.train.resume import Found
-from hpcddp.train.setup import build_session
-from hpcddp.train.stop import StopVote
+from hpcddp.train.setup import build_session, undisturbed
 from hpcddp.train.task import build_task
 
 CPU = torch.device("cpu")
@@ -25,8 +23,8 @@ CPU = torch.device("cpu")
 def session_of(run_dir, *overrides, layout=None, ranks=None):
     layout, ranks = layout or ProcessLayout(), ranks or LoneProcess()
     task = build_task(small_config(*overrides), layout)
-    vote = StopVote(ranks, StopFlag())
-    return build_session(task, CPU, ranks, vote, Found(None), RunDir(run_dir))
+    process = undisturbed(layout, CPU, ranks, RunDir(run_dir))
+    return build_session(task, process, Found(None))
 
 
 def close_vote(session):
