@@ -16,6 +16,7 @@ from hpcddp.cluster.options import check_text
 from hpcddp.config.layout import EXIT_FAILED
 from hpcddp.config.write import config_text
 from hpcddp.errors import ConfigError, HpcddpError, SubmissionFailed
+from hpcddp.launch.advice import advice
 from hpcddp.launch.code import record_code
 from hpcddp.launch.explain import exported_warnings
 from hpcddp.launch.missing import missing_here
@@ -85,9 +86,11 @@ def send(submission: Submission, *options: str) -> tuple[Submission, str]:
     try:
         return written, send_job(written, *options)
     except SubmissionFailed as error:
-        if not error.maybe_sent:
-            shutil.rmtree(written.run_dir.path, ignore_errors=True)
-        raise
+        if error.maybe_sent:
+            raise
+        shutil.rmtree(written.run_dir.path, ignore_errors=True)
+        more = advice(str(error))
+        raise SubmissionFailed(f"{error}. {more}" if more else str(error)) from None
 
 
 def send_job(submission: Submission, *options: str) -> str:
