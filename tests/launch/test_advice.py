@@ -39,6 +39,7 @@ def test_without_a_partition_all_are_named_but_not_dozens():
     many = advice(UNKNOWN.format("p7"), sinfo(*(f"p{number}" for number in range(30))))
     assert many.startswith("Choose another --partition: p7, ")
     assert many.endswith(" and 22 more")
+    assert many.count(", ") == 7
 
 
 @pytest.mark.parametrize("said", ["error: Invalid account", UNKNOWN.format("x")])
