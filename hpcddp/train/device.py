@@ -55,8 +55,8 @@ def _check_device(index: int, num_devices: int) -> None:
     if index >= num_devices:
         raise HpcddpError(
             f"This process is to use CUDA device {index}, but only {num_devices} are visible to it "
-            f"on {socket.gethostname()}. Start at most {num_devices} processes there (--gpus-per-node "
-            f"{num_devices}).",
+            f"on {socket.gethostname()}. Start at most {num_devices} processes there "
+            f"(--gpus-per-node {num_devices}).",
             "gpu_mismatch",
         )
 
