@@ -99,6 +99,6 @@ class Start:
         return Expected(
             identity_of(self.config, self.run_dir.name),
             fingerprint_of(self.device, self.layout, self.ranks, devices),
-            settings_of(task),
+            lambda micro_batch: settings_of(with_micro_batch(task, micro_batch)),
             self.config.checkpoint.strict_fingerprint,
         )
