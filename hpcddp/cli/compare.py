@@ -17,7 +17,7 @@ from hpcddp.config.write import read_config
 from hpcddp.errors import HpcddpError
 from hpcddp.launch.measuring import measure_here, write_report
 from hpcddp.launch.missing import missing_to_train
-from hpcddp.launch.request import ResolvedRequest, resolve_request, world_size
+from hpcddp.launch.request import ResolvedRequest, check_data, resolve_request, world_size
 from hpcddp.run_dir import RunDir, write_atomically
 
 if TYPE_CHECKING:
@@ -149,6 +149,7 @@ def _check(request: ResolvedRequest, typed: dict[str, Any]) -> None:
     from hpcddp.measure.cells import check_swept, check_wanted
 
     config = request.config
+    check_data(config.data)
     if typed["sweeps"]:
         check_swept(typed["sweeps"], config, world_size(config, request.profile))
     else:

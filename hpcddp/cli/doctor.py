@@ -19,17 +19,26 @@ from hpcddp.cli.measuring import (
 )
 from hpcddp.cli.submit import announce
 from hpcddp.cluster.filesystems import existing_part
+from hpcddp.cluster.live import nodes_of
 from hpcddp.cluster.profile import CLUSTER_VARIABLE, choose_profile, load_profile
 from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, ProcessLayout
 from hpcddp.config.schema import RunConfig
-from hpcddp.doctor.findings import Finding, as_document, fail, finding, from_document, has_failed
+from hpcddp.doctor.findings import (
+    Finding,
+    Verdict,
+    as_document,
+    fail,
+    finding,
+    from_document,
+    has_failed,
+)
 from hpcddp.doctor.job_end import examine_end
 from hpcddp.doctor.login_checks import examine_login, settle_by_job
 from hpcddp.doctor.login_facts import read_login_facts
 from hpcddp.doctor.text import report_lines
 from hpcddp.errors import ConfigError, HpcddpError, SubmissionFailed
 from hpcddp.launch.measuring import measure_here, read_report, write_report
-from hpcddp.launch.phrases import command_line
+from hpcddp.launch.phrases import command_line, count_text
 from hpcddp.launch.submission import Submission, send
 from hpcddp.launch.watch.observer import Observer
 from hpcddp.run_dir import RunDir, runs_root
@@ -100,6 +109,8 @@ def _document_of_job(
     Raises HpcddpError for what was typed wrong.
     """
     host, submission = socket.gethostname(), prepare_job(context, [_REPORT], typed)
+    if too_many := _too_many_nodes(submission):
+        return as_document([finding("job", host, too_many)])
     try:
         submission, job_id = send(submission)
         announce(submission, job_id, err=as_json)
@@ -122,6 +133,18 @@ def _document_of_job(
     except HpcddpError:
         pass  # the end of its log says more than that there is no report
     return as_document([_failed_job(submission, host)])
+
+
+def _too_many_nodes(submission: Submission) -> Verdict | None:
+    """Slurm takes a job for more nodes than there are, which then waits for ever."""
+    request = submission.request
+    asked, partition = request.config.resources.nodes, request.config.resources.partition
+    there = nodes_of(partition) if request.profile.launcher == "slurm" else None
+    if there is None or asked <= there:
+        return None
+    where = f"partition {partition}" if partition else "the default partition"
+    found = f"not sent: {where} has {count_text(there, 'node')}"
+    return fail(found, count_text(asked, "node"), f"--nodes {there}, or another --partition")
 
 
 def _failed_job(submission: Submission, host: str) -> Finding:

@@ -106,6 +106,20 @@ def read_live(ask: Ask = ask_slurm) -> LiveCluster | None:
     )
 
 
+def nodes_of(partition: str | None, ask: Ask = ask_slurm) -> int | None:
+    """How many nodes the partition has, up or not, None for the default one; of several the one
+    with most. None where Slurm does not tell.
+    """
+    lines = [line.split("|") for line in ask(["sinfo", "--noheader", "--format=%P|%D"]).split()]
+    names = set(partition.split(",")) if partition else set()
+    counts = [
+        _number(count) or 0
+        for name, count in lines
+        if (name.removesuffix("*") in names if names else name.endswith("*"))
+    ]
+    return max(counts, default=None)
+
+
 def preempt_mode_of(partition: str, ask: Ask = ask_slurm) -> str:
     """How Slurm takes nodes from jobs of that partition, such as `REQUEUE`; empty if unknown."""
     fields = _partitions(_config(ask(["scontrol", "show", "config"])), ask)

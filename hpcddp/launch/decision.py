@@ -100,7 +100,9 @@ def _may_be_aborted(ending: Ending, events: Sequence[Event]) -> bool:
 
 def _after_stop(ending: Ending, events: Sequence[Event], budget: RequeueConfig) -> Decision:
     if ending.is_own_program:
-        idle, what = _short_attempts(ending, events), f"ended within {_SHORT_S:.0f} s by themselves"
+        idle, at_limit = _short_attempts(ending, events), ending.why is StopReason.TIME_LIMIT
+        how = "of their start, this one at its time limit" if at_limit else "by themselves"
+        what = f"ended within {_SHORT_S:.0f} s {how}"
     else:
         idle, what = _attempts_without_progress(ending, events), "made no progress"
     if idle >= budget.max_without_progress > 0:

@@ -40,7 +40,7 @@ def open_run(
         run_dir = _new_run_dir(runs_root(environ), resolved.job_name)
     if layout.is_main:
         _create_or_check(run_dir, resolved)
-        return run_dir, _submission(run_dir, resolved, layout)
+        return run_dir, _submission(run_dir, resolved, layout, environ)
     _wait_for(run_dir)
     return run_dir, None
 
@@ -83,7 +83,10 @@ def _create_or_check(run_dir: RunDir, resolved: ResolvedRequest) -> None:
 
 
 def _submission(
-    run_dir: RunDir, resolved: ResolvedRequest, layout: ProcessLayout
+    run_dir: RunDir,
+    resolved: ResolvedRequest,
+    layout: ProcessLayout,
+    environ: Mapping[str, str],
 ) -> dict[str, Any] | None:
     job_id = layout.requeue_target or f"pid-{os.getpid()}"
     if (layout.restart_count or layout.elastic_restarts) and _was_sent_as(run_dir, job_id):
@@ -93,10 +96,20 @@ def _submission(
         # who can be asked about the job: of a torchrun inside a Slurm job that is Slurm
         "launcher": "slurm" if layout.requeue_target else layout.launcher,
         "job_id": job_id,
-        "cluster": resolved.profile.name,
+        "cluster": _cluster_name(resolved, layout, environ),
         "nodes": layout.num_nodes,
         "processes_per_node": layout.local_world_size,
     }
+
+
+def _cluster_name(
+    resolved: ResolvedRequest, layout: ProcessLayout, environ: Mapping[str, str]
+) -> str:
+    """The profile that was asked for; in a Slurm job without one, what Slurm calls the cluster."""
+    profile = resolved.profile
+    if profile.launcher == "local" and layout.requeue_target:
+        return environ.get("SLURM_CLUSTER_NAME", "slurm")
+    return profile.name
 
 
 def _was_sent_as(run_dir: RunDir, job_id: str) -> bool:

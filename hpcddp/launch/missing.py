@@ -16,6 +16,7 @@ from hpcddp.launch.request import ResolvedRequest
 
 # torchvision marks each builder of a classification model so, with more decorators in between.
 _BUILDER = re.compile(r"^@register_model\(\)\n(?:@.*\n|[ )].*\n)*def (\w+)", re.MULTILINE)
+_CIFAR10 = "cifar-10-batches-py"  # what its archive unpacks to, and torchvision looks for
 
 
 def missing_here(
@@ -57,9 +58,16 @@ def _programs(request: ResolvedRequest, environ: Mapping[str, str]) -> Iterator[
 
 
 def _data(request: ResolvedRequest) -> Iterator[str]:
-    root = request.config.data.root
+    name, root = request.config.data.name, request.config.data.root
     if root is not None and not os.path.exists(root):  # also False where this host may not look
         yield f"data.root={root} is not found here. Do the nodes have it?"
+    elif name == "cifar10" and not os.path.exists(os.path.join(root or ".", _CIFAR10)):
+        yield (
+            f"data.root={root} holds no {_CIFAR10} here. Do the nodes have it?"
+            if root
+            else f"data.root is not set, and {Path.cwd()} holds no {_CIFAR10}. Type "
+            "data.root=FOLDER, the one that holds it."
+        )
 
 
 def _model(request: ResolvedRequest) -> Iterator[str]:

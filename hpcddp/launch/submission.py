@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,16 +16,15 @@ from hpcddp.cluster.options import check_text
 from hpcddp.config.layout import EXIT_FAILED
 from hpcddp.config.write import config_text
 from hpcddp.errors import ConfigError, HpcddpError, SubmissionFailed
+from hpcddp.launch.advice import advice
 from hpcddp.launch.code import record_code
 from hpcddp.launch.explain import exported_warnings
-from hpcddp.launch.history import is_submission
 from hpcddp.launch.missing import missing_here
 from hpcddp.launch.phrases import command_line
 from hpcddp.launch.render import Place, option_warnings, render_script
 from hpcddp.launch.request import ResolvedRequest, check_sizes, processes_per_node
 from hpcddp.run_dir import RunDir, runs_root, write_atomically
 
-_NOT_SUBMITTED = "not submitted"
 _LONGEST_NAME = 255  # bytes; what Linux file systems allow
 
 
@@ -80,11 +79,18 @@ def send(submission: Submission, *options: str) -> tuple[Submission, str]:
     """Write the run directory, hand the job over with these options, and return what was sent (a
     name that nobody chose gives way to one that is free) and its job id.
 
-    Raises ConfigError when the run exists already, SubmissionFailed when Slurm refuses (the
-    folder is then kept, with a `failed` event that says why).
+    Raises ConfigError when the run exists already, SubmissionFailed when Slurm refuses: then
+    nothing is left of the run, unless Slurm may have taken its job.
     """
     written = write_run_dir(submission)
-    return written, send_job(written, *options)
+    try:
+        return written, send_job(written, *options)
+    except SubmissionFailed as error:
+        if error.maybe_sent:
+            raise
+        shutil.rmtree(written.run_dir.path, ignore_errors=True)
+        more = advice(str(error))
+        raise SubmissionFailed(f"{error}. {more}" if more else str(error)) from None
 
 
 def send_job(submission: Submission, *options: str) -> str:
@@ -98,21 +104,20 @@ def send_job(submission: Submission, *options: str) -> str:
             job_id = _send_to(submission, options)
             _record_sent(submission, job_id, _waits_for(options))
     except SubmissionFailed as error:
-        if not error.maybe_sent and any(map(is_submission, run_dir.read_events())):
-            raise  # a `resume` that was refused: the run is what it was
+        if not error.maybe_sent:
+            raise  # the run is what it was
         try:
-            _record_refusal(submission, error)
+            _record_no_answer(submission, error)
         except OSError as problem:
             words = f"{error}. And {run_dir.events} cannot be written: {problem.strerror}"
-            raise SubmissionFailed(words, maybe_sent=error.maybe_sent) from None
+            raise SubmissionFailed(words, maybe_sent=True) from None
         raise
     return job_id
 
 
-def _record_refusal(submission: Submission, error: SubmissionFailed) -> None:
-    if error.maybe_sent:  # its own events will tell its id
-        _record_submission(submission)
-    reason = f"{_NOT_SUBMITTED}: {error}"
+def _record_no_answer(submission: Submission, error: SubmissionFailed) -> None:
+    _record_submission(submission)  # the job's own events will tell its id
+    reason = f"not submitted: {error}"
     submission.run_dir.append_event("failed", reason=reason, exit_code=EXIT_FAILED)
 
 
@@ -190,8 +195,6 @@ def _take_folder(submission: Submission) -> Submission:
 
 def create_folder(run_dir: RunDir) -> bool:
     """Create the run's folder; False where it is there, so that of two who try only one has it."""
-    if _was_refused(run_dir):
-        _clear_away(run_dir)
     try:
         run_dir.path.mkdir(parents=True)
     except FileExistsError:
@@ -202,29 +205,6 @@ def create_folder(run_dir: RunDir) -> bool:
             "the shared file system that you can write to."
         ) from None
     return True
-
-
-def _clear_away(run_dir: RunDir) -> None:
-    """Slurm never had this run: its name is as good as new.
-
-    Renamed first, so that of two who do this at once only one deletes, and nothing that was sent.
-    """
-    aside = RunDir(run_dir.path.with_name(f".{os.getpid()}.refused"))
-    with suppress(OSError):
-        run_dir.path.rename(aside.path)
-        if _was_refused(aside):
-            shutil.rmtree(aside.path)
-        else:
-            aside.path.rename(run_dir.path)
-
-
-def _was_refused(run_dir: RunDir) -> bool:
-    """All that ever happened to the run is that Slurm refused its job."""
-    events = run_dir.read_events()
-    return bool(events) and all(
-        event["event"] == "failed" and event.get("reason", "").startswith(_NOT_SUBMITTED)
-        for event in events
-    )
 
 
 def check_run_name(name: str) -> str:

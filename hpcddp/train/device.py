@@ -43,6 +43,8 @@ def choose_device(wish: str, layout: ProcessLayout) -> torch.device:
     if wish == "cpu" or (wish == "auto" and has_none):
         return torch.device("cpu")
     index = layout.local_rank if layout.device_index is None else layout.device_index
+    if num_devices == 0:
+        raise HpcddpError(_no_device_words(is_granted=is_granted), "no_gpu")
     _check_device(index, num_devices)
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)
@@ -50,24 +52,30 @@ def choose_device(wish: str, layout: ProcessLayout) -> torch.device:
 
 
 def _check_device(index: int, num_devices: int) -> None:
-    host = socket.gethostname()
-    if num_devices == 0:
-        built = (
-            f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built for the CPU"
-        )
-        raise HpcddpError(
-            f"A GPU was asked for, but torch {torch.__version__} ({built}) sees no CUDA device on "
-            f"{host}. Install a torch for its GPUs, ask for GPUs (--gpus-per-node 1), or use "
-            "train.device=cpu.",
-            "no_gpu",
-        )
     if index >= num_devices:
         raise HpcddpError(
             f"This process is to use CUDA device {index}, but only {num_devices} are visible to it "
-            f"on {host}. Start at most {num_devices} processes there (--gpus-per-node "
-            f"{num_devices}).",
+            f"on {socket.gethostname()}. Start at most {num_devices} processes there "
+            f"(--gpus-per-node {num_devices}).",
             "gpu_mismatch",
         )
+
+
+def _no_device_words(*, is_granted: bool) -> str:
+    """What torch lacks; `is_granted` where the job has a GPU and so need not ask for one."""
+    cuda = torch.version.cuda
+    has = "This process was given a GPU" if is_granted else "train.device=cuda asks for a GPU"
+    built = f"built for CUDA {cuda}" if cuda else "built for the CPU"
+    ways = [
+        *([] if is_granted else ["Ask for GPUs (--gpus-per-node 1)"]),
+        "see there whether nvidia-smi works" if cuda else "install a torch for its GPUs",
+        "or use train.device=cpu",
+    ]
+    ways[0] = ways[0][0].upper() + ways[0][1:]
+    return (
+        f"{has}, but torch {torch.__version__} ({built}) sees no CUDA device on "
+        f"{socket.gethostname()}. {', '.join(ways)}."
+    )
 
 
 def keep_freed_memory() -> None:

@@ -1,7 +1,7 @@
 """Where a start goes on: the main process decides from disk, the others hear it. Knows no loop."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,11 +36,14 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a checkpoint has to agree with: `identity` always, the rest if strict."""
+    """What a checkpoint has to agree with: `identity` always, the rest if strict.
+
+    `settings` are those of a start that goes on from a run with that micro-batch.
+    """
 
     identity: Mapping[str, Any]
     fingerprint: Mapping[str, Any]
-    settings: Mapping[str, Any]
+    settings: Callable[[int | None], Mapping[str, Any]]
     is_strict: bool = False
 
 
@@ -99,9 +102,10 @@ def _checked(loaded: LoadedCheckpoint, expected: Expected) -> ResumePoint:
     differing = [key for key, value in identity.items() if loaded.extra.get(key, value) != value]
     if differing:
         raise _is_of_another_run(loaded, identity, differing)
+    first_micro_batch = loaded.extra.get("micro_batch")
     changed = {
         **changes(loaded.extra.get("fingerprint", {}), expected.fingerprint),
-        **changes(loaded.extra.get("settings", {}), expected.settings),
+        **changes(loaded.extra.get("settings", {}), expected.settings(first_micro_batch)),
     }
     if changed and expected.is_strict:
         raise ConfigError(
@@ -110,7 +114,7 @@ def _checked(loaded: LoadedCheckpoint, expected: Expected) -> ResumePoint:
             "`checkpoint.strict_fingerprint=false`.",
             "other_fingerprint",
         )
-    return ResumePoint(loaded.step, str(loaded.path), changed, loaded.extra.get("micro_batch"))
+    return ResumePoint(loaded.step, str(loaded.path), changed, first_micro_batch)
 
 
 def _is_of_another_run(

@@ -61,7 +61,10 @@ def describe(schedule: LrSchedule, config: OptimConfig, global_batch: int) -> st
         if config.scale_lr
         else " (not scaled with the batch)"
     )
-    return (
-        f"learning rate {schedule.peak:g}{rule}, {schedule.kind}, "
-        f"warm-up over {schedule.lr_warmup_steps} of {schedule.total_steps} steps"
+    ramp, total = schedule.lr_warmup_steps, schedule.total_steps
+    part = (
+        f"{ramp} steps, of which this run does {total}"
+        if ramp > total
+        else f"{ramp} of {total} steps"
     )
+    return f"learning rate {schedule.peak:g}{rule}, {schedule.kind}, warm-up over {part}"

@@ -77,6 +77,6 @@ def _expected(task: Task, process: Process) -> Expected:
     return Expected(
         identity_of(config, process.run_dir.name),
         fingerprint_of(device, task.layout, process.ranks, devices_per_process(config, device)),
-        settings_of(task),
+        lambda micro_batch: settings_of(with_micro_batch(task, micro_batch)),
         config.checkpoint.strict_fingerprint,
     )

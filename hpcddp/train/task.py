@@ -29,7 +29,6 @@ IDENTITY_KEYS = (
 # Of what may be changed, what the bits depend on: a resumed run says so.
 SETTINGS_KEYS = (
     "train.replicas",
-    "train.micro_batch",
     "train.channels_last",
     "train.precision",
     "train.label_smoothing",
@@ -135,7 +134,9 @@ def identity_of(config: RunConfig, run_name: str) -> Mapping[str, Any]:
 def settings_of(task: Task) -> Mapping[str, Any]:
     """What the bits of the run depend on and may be changed; kept in its manifests too.
 
-    The order of the samples is another one where there are more or fewer of them.
+    The micro-batch is the one in use, whoever has chosen it. The order of the samples is another
+    one where there are more or fewer of them.
     """
     chosen = {key: value_at(task.config, key) for key in SETTINGS_KEYS}
-    return {**chosen, "training images": len(task.train_set)}
+    counts = {"micro_batch": task.plan.micro_batch, "training images": len(task.train_set)}
+    return chosen | counts

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.cluster.drift import compare, compare_node
-from hpcddp.cluster.live import LiveQos, gpus_of, preempt_mode_of, read_live
+from hpcddp.cluster.live import LiveQos, gpus_of, nodes_of, preempt_mode_of, read_live
 from hpcddp.cluster.network import gloo_missing, nccl_fits
 from hpcddp.cluster.node_facts import node_facts
 from hpcddp.cluster.profile import load_profile, parse_profile
@@ -30,6 +30,17 @@ def newcluster():
 @pytest.mark.parametrize("case", TABLE["gres"].values(), ids=TABLE["gres"])
 def test_gpus_are_read_from_gres(case):
     assert gpus_of(case["text"]) == (case["gpus"], case["type"])
+
+
+@pytest.mark.parametrize(
+    ("partition", "count"), [(None, 4), ("gpu", 12), ("main", 4), ("main,gpu", 12), ("none", None)]
+)
+def test_the_nodes_of_a_partition_are_counted(partition, count):
+    assert nodes_of(partition, lambda words: "main*|4\ngpu|12\n") == count
+
+
+def test_where_slurm_does_not_answer_no_number_of_nodes_is_known():
+    assert nodes_of(None, lambda words: "") is None
 
 
 def test_partitions_nodes_and_qos_are_read():

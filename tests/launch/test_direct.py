@@ -118,3 +118,21 @@ def test_an_element_of_an_array_is_a_submission_under_its_own_number(workplace):
     element = {"SLURM_ARRAY_JOB_ID": "30", "SLURM_ARRAY_TASK_ID": "2"}
     assert submissions(workplace, **element) == ["30_2"]
     assert submissions(workplace, **element, SLURM_RESTART_COUNT="1") == ["30_2"]
+
+
+@pytest.mark.parametrize(
+    ("more", "cluster"),
+    [
+        ({"SLURM_CLUSTER_NAME": "big"}, "big"),
+        ({}, "slurm"),
+        ({"SLURM_CLUSTER_NAME": "big", "HPCDDP_CLUSTER": "generic-cpu"}, "generic-cpu"),
+    ],
+)
+def test_a_start_below_slurm_is_told_to_be_on_its_cluster(workplace, more, cluster):
+    [event] = open_run(Request(command=("true",)), "demo", {**STEP, **more}).read_events()
+    assert event["cluster"] == cluster
+
+
+def test_a_start_without_slurm_is_told_to_be_on_this_machine(workplace):
+    [event] = open_run(Request(), "r", {"SLURM_CLUSTER_NAME": "big"}).read_events()
+    assert event["cluster"] == "local"

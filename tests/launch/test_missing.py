@@ -5,7 +5,7 @@ from click.testing import CliRunner
 
 from hpcddp.cli import group
 from hpcddp.cluster.filesystems import Mount
-from hpcddp.errors import SubmissionFailed
+from hpcddp.errors import ConfigError, SubmissionFailed
 from hpcddp.launch.missing import torchvision_models
 
 
@@ -39,6 +39,36 @@ def test_submit_warns_of_data_that_are_not_there(workplace, root, is_said):
     words = ["data.name=cifar10", f"data.root={root}"]
     result = hpcddp("submit", "--dry-run", "--cluster", "local", *words)
     assert (f"Warning: data.root={root} is not found here" in result.stderr) is is_said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "data.root is not set, and {} holds no cifar-10-batches-py. Type data.root=FOLDER"),
+        (["data.root=empty"], "data.root=empty holds no cifar-10-batches-py here. Do the nodes"),
+        (["data.root=full"], None),
+    ],
+)
+def test_submit_warns_of_a_folder_without_cifar10(workplace, words, said):
+    (workplace / "empty").mkdir()
+    (workplace / "full" / "cifar-10-batches-py").mkdir(parents=True)
+    words = ["submit", "--dry-run", "--cluster", "local", "data.name=cifar10", *words]
+    warned = [line for line in hpcddp(*words).stderr.splitlines() if "data.root" in line]
+    assert len(warned) == (said is not None)
+    assert said is None or warned[0].startswith(f"Warning: {said.format(workplace)}")
+
+
+@pytest.mark.parametrize("verb", ["submit", "compare", "rehearse"])
+def test_imagenet_without_a_folder_is_refused_before_anything_is_sent(fake_sbatch, verb):
+    (fake_sbatch / "refuse").touch()  # so that nobody waits for it
+    with pytest.raises(ConfigError, match=r"data\.name=imagenet needs data\.root"):
+        hpcddp(verb, "--cluster", "generic-cpu", "data.name=imagenet")
+    assert not (fake_sbatch / "runs").exists()
+
+
+def test_a_program_of_ones_own_may_know_itself_where_imagenet_lies(fake_sbatch):
+    words = ["--cluster", "generic-cpu", "data.name=imagenet", "--", "true"]
+    assert "job 4711" in hpcddp("submit", *words).stdout
 
 
 def test_submit_warns_where_the_nodes_may_not_see_the_runs(fake_sbatch, monkeypatch):

@@ -88,7 +88,8 @@ def test_whoever_says_nothing_gets_resnet50_on_the_ten_digits(workplace):
 @pytest.mark.parametrize("path", sorted(shipped_dir("jobs").glob("*.yaml")), ids=lambda p: p.stem)
 @pytest.mark.parametrize("cluster", ["generic", "local"])
 def test_every_shipped_job_resolves(workplace, path, cluster):
-    answer = resolve_request(Request(job=str(path), cluster=cluster), {})
+    request = Request(job=str(path), cluster=cluster, overrides=("data.root=/data",))
+    answer = resolve_request(request, {})
     check_sizes(answer.config, answer.profile)
 
 

@@ -472,6 +472,19 @@ def test_an_own_program_that_always_asks_for_one_more_start_is_stopped(attempts,
     assert rules.decide(ending, events, RequeueConfig(max_without_progress=0)).event == "requeued"
 
 
+@pytest.mark.parametrize(
+    ("last", "said"),
+    [
+        ("stopped early", "within 60 s by themselves"),
+        ("time limit", "within 60 s of their start, this one at its time limit"),
+    ],
+)
+def test_what_a_time_limit_has_ended_is_not_said_to_have_ended_by_itself(last, said):
+    events, ending = own_program(*[(5, "stopped early")] * 2, (5, last))
+    reason = rules.decide(ending, events, RequeueConfig(max_without_progress=3)).reason
+    assert reason == f"3 attempts in a row ended {said} (requeue.max_without_progress)"
+
+
 def test_an_own_program_is_told_how_long_it_ran_by_its_script_where_it_could_not_say_so():
     """The disk is full: there is no event of three attempts, and the newest ran for hours."""
     budget = RequeueConfig(max_without_progress=3)

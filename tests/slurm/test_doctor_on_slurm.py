@@ -36,6 +36,16 @@ def test_healthy_nodes_pass(hpcddp, cluster):
     assert len(report["pairs"]) == 4 * 3 // 2
 
 
+@pytest.mark.parametrize("words", [[], ["--partition", "urgent"]])
+def test_more_nodes_than_there_are_need_no_job(hpcddp, cluster, words):
+    code, report = doctor(hpcddp, "--nodes", str(len(cluster.nodes) + 1), *words)
+    [check] = failed(report)
+    assert (code, check["name"], check["needed"]) == (1, "job", f"{len(cluster.nodes) + 1} nodes")
+    assert f"has {len(cluster.nodes)} nodes" in check["found"]
+    assert f"--nodes {len(cluster.nodes)}" in check["fix"]
+    assert not hpcddp.runs.exists()
+
+
 @pytest.fixture
 def sick_nodes(cluster, on_node, tmp_path):
     """Four nodes. The second one knows other names than the rest, runs an older hpcddp and has no

@@ -122,15 +122,15 @@ def test_an_option_that_srun_does_not_know_fails_the_job(hpcddp, cluster):
     assert "unrecognized option '--no-such-option=1'" in hpcddp.run_dir("r").batch_log.read_text()
 
 
-def test_what_slurm_refuses_is_said_in_its_words_and_kept(hpcddp):
-    words = ["--cluster", "testcluster", "--name", "r", "--partition", "nosuch", "--", "true"]
+def test_what_slurm_refuses_is_said_in_its_words_with_what_there_is(hpcddp):
+    words = ["--cluster", "testcluster", "--name", "r", "--partition", "urgnt", "--", "true"]
     done = hpcddp("submit", *words)
     assert done.returncode == 1
-    assert "invalid partition specified: nosuch" in done.stderr.splitlines()[-1]
+    said = done.stderr.splitlines()[-1]
+    assert "invalid partition specified: urgnt" in said
+    assert "Choose another --partition: urgent, " in said
     assert "Traceback" not in done.stderr
-    status = hpcddp.status("r")
-    assert (status["state"], status["job_id"]) == ("failed", None)
-    assert "invalid partition specified: nosuch" in status["reason"]
+    assert not list(hpcddp.runs.iterdir())
 
 
 def test_a_dry_run_passes_slurms_opinion_on(hpcddp):

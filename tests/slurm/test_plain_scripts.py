@@ -98,6 +98,8 @@ def test_preemptible_stops_comes_back_and_finishes(user, cluster, hpcddp):
     assert len(hpcddp.events("preemptible", "submitted")) == 1
     status = hpcddp.status("preemptible")
     assert [attempt["end"] for attempt in status["attempts"]] == ["preempted", "finished"]
+    assert all(attempt["ended_time"] for attempt in status["attempts"])
+    assert status["cluster"] == "testcluster"
 
 
 def test_preemptible_leaves_alone_what_is_cancelled_or_has_failed(user, cluster):

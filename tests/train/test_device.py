@@ -42,13 +42,27 @@ def test_the_device_is_what_the_layout_says(visible, wish, device_index, count, 
     assert current == ([torch.device(expected)] if expected != "cpu" else [])
 
 
+@pytest.mark.parametrize(
+    ("cuda", "said"), [(None, "nstall a torch for its GPUs"), ("13.0", "whether nvidia-smi works")]
+)
+@pytest.mark.parametrize("granted", [{}, {"device_index": "CUDA_VISIBLE_DEVICES"}])
+def test_without_a_device_it_says_what_this_torch_needs(visible, monkeypatch, cuda, said, granted):
+    visible(0)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    with pytest.raises(HpcddpError) as caught:
+        choose_device("cuda", ProcessLayout(device_index=0, sources=granted))
+    assert said in caught.value.message
+    assert ("Ask for GPUs" in caught.value.message) is not bool(granted)
+
+
 def test_a_granted_gpu_that_torch_cannot_use_is_not_replaced_by_the_cpu(visible):
     visible(0)
     sources = {"device_index": "CUDA_VISIBLE_DEVICES"}
     layout = ProcessLayout(device_index=0, sources=sources)
-    with pytest.raises(HpcddpError, match=r"Install a torch.*train\.device=cpu") as caught:
+    with pytest.raises(HpcddpError, match=r"was given a GPU.*train\.device=cpu") as caught:
         choose_device("auto", layout)
     assert caught.value.code == "no_gpu"
+    assert "--gpus-per-node" not in caught.value.message  # the job has them
     assert choose_device("cpu", layout) == torch.device("cpu")
 
 

@@ -106,6 +106,7 @@ def test_going_on_with_other_world_sizes_keeps_the_curve_and_says_what_changed(t
     # too much for a step.
     assert sizes == [(2, 6, 1), (1, 6, 2), (4, 3, 1)]
     assert [e["changed"]["world_size"] for e in of_kind["resumed"]] == [[2, 1], [1, 4]]
+    assert [e["changed"].get("micro_batch") for e in of_kind["resumed"]] == [None, [6, 3]]
     for attempt, words in ((1, "world_size was 2 and is 1"), (2, "world_size was 1 and is 4")):
         text = (broken / f"attempt-{attempt}.log").read_text()
         assert words in text
@@ -188,9 +189,19 @@ def test_changed_settings_are_said(tmp_path):
     assert resumed["changed"] == {
         "optim.lr": [0.05, 0.01],
         "data.augment": ["none", "shift"],
-        "train.micro_batch": [None, 6],
+        "micro_batch": [12, 6],
         "training images": [60, 72],
     }
+
+
+@pytest.mark.parametrize(("first", "then"), [("null", "12"), ("6", "null")])
+def test_a_micro_batch_that_only_somebody_else_has_chosen_is_no_change(tmp_path, first, then):
+    strict = "checkpoint.strict_fingerprint=true"
+    train_on(1, tmp_path, small_config("train.max_steps=1", f"train.micro_batch={first}"))
+    again = small_config("train.max_steps=2", f"train.micro_batch={then}", strict)
+    assert train_on(1, tmp_path, again) == [0]
+    [resumed] = [event for event in events_of(tmp_path) if event["event"] == "resumed"]
+    assert resumed["changed"] == {}
 
 
 def train_refused(config, layout, run_dir):

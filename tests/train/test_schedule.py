@@ -30,3 +30,11 @@ def test_the_start_of_the_log_says_peak_and_warm_up():
     said = describe(schedule, config, 512)
     assert "learning rate 0.2 (optim.lr=0.1 x global batch 512 / 256)" in said
     assert "warm-up over 50 of 900 steps" in said
+
+
+def test_a_run_that_ends_in_its_warm_up_says_so():
+    config = OptimConfig(lr_warmup_epochs=0.5)
+    schedule = build_schedule(config, global_batch=32, num_samples=1442, total_steps=6)
+    assert describe(schedule, config, 32).endswith(
+        "warm-up over 23 steps, of which this run does 6"
+    )

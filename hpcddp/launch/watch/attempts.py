@@ -55,7 +55,7 @@ def _attempt(number: int, own: Sequence[Record], later: Sequence[Sequence[Record
         job_id=_value("job_id", own),
         end=_end(own, found_out or told) or (_early_reason(own) if later else ""),
         began_time=began,
-        ended_time=told.get("time") if told else None,
+        ended_time=told.get("time") if told else _last_word_time(own),
         steps_lost=_steps_lost(own, later),
         signal_to_exit_s=_seconds(
             _value("signal_time", own, _time_of("signal", own)), _exit_time(own)
@@ -102,6 +102,11 @@ def _steps_lost(own: Sequence[Record], later: Sequence[Sequence[Record]]) -> int
             resumed = [event.get("step", 0) for event in following if event["event"] == "resumed"]
             return max(0, reached - (resumed[-1] if resumed else 0))
     return None
+
+
+def _last_word_time(own: Sequence[Record]) -> float | None:
+    """When a process said that it leaves: all there is where no script of ours had a last act."""
+    return _time_of("stopped", own) or _time_of("failed", own)
 
 
 def _exit_time(own: Sequence[Record]) -> float | None:

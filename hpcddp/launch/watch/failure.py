@@ -17,7 +17,8 @@ _LOST_PEER = re.compile(
     re.IGNORECASE,
 )
 _MOST_RANKS_NAMED = 8
-_LONGEST_ERROR = 300  # characters; the log that is named beside it has all of them
+# Characters; the log that is named beside it has all of them. The end says what to do.
+_LONGEST_ERROR, _END_OF_ERROR = 1000, 300
 
 
 def is_rank_failure(event: Record) -> bool:
@@ -84,7 +85,7 @@ def rank_words(failure: Record) -> str:
     rank = f"rank {failure['global_rank']} " if "global_rank" in failure else ""
     error = str(failure["error"])
     if len(error) > _LONGEST_ERROR:
-        error = f"{error[: _LONGEST_ERROR - 1]}…"
+        error = f"{error[: _LONGEST_ERROR - _END_OF_ERROR]} … {error[-_END_OF_ERROR:]}"
     return f"{rank}on {failure.get('host', 'some host')}: {error}"
 
 

@@ -1,5 +1,6 @@
 """Statuses of runs over time: when to read on, and when the scheduler may be asked again."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -54,7 +55,7 @@ class Observer:
         self._ask_slurm()
         local = {h.run_dir: local_job(h, self._clock()) for h in self.histories if _is_local(h)}
         # Read last: a run that ends in between is then seen to have ended, with its last words.
-        self.news = early + self._read_on()
+        self.news = sorted(early + self._read_on(), key=_time)  # of two files, each in order
         jobs = [local.get(h.run_dir) or self._jobs.get(_slurm_id(h)) for h in self.histories]
         pairs = list(zip(self.histories, jobs, strict=True))
         statuses = [status_of(history, job, self._clock()) for history, job in pairs]
@@ -95,6 +96,10 @@ class Observer:
         if len(self.histories) > 1:
             return [_slurm_id(h) for h in slurm if not is_settled(h.current, now)]
         return [_slurm_id(h) for h in slurm if not any(map(is_finish, h.current))]
+
+
+def _time(record: Record) -> float:
+    return record.get("time", math.inf)
 
 
 def _says_same(before: JobInfo | None, after: JobInfo) -> bool:

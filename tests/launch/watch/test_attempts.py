@@ -41,6 +41,13 @@ def test_without_a_last_act_the_reason_told_at_the_signal_counts_once_another_be
     assert [attempt.end for attempt in attempts_of(begun, "running")] == [""]
 
 
+@pytest.mark.parametrize("last", ["stopped", "failed"])
+def test_without_a_last_act_an_attempt_ends_when_a_process_says_that_it_leaves(last):
+    begun = [*PREEMPTED[:4], event(last, 0, 121.0, global_rank=0)]
+    first, second = attempts_of([*begun, *GOES_ON], "running")
+    assert (first.ended_time, second.ended_time) == (121.0, None)
+
+
 def test_the_steps_after_the_last_checkpoint_are_lost_with_a_killed_attempt():
     killed = [event("launched", 0, 100.0), event("first_step", 0, 101.0)]
     found = event("ended", 0, 150.0, reason="node failure", nodes=["n1"])

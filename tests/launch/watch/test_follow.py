@@ -70,6 +70,19 @@ def test_a_finished_run_is_told_in_lines_with_its_accuracy_at_the_end(run_dir):
     assert text.splitlines()[-1] == "Run demo finished: test accuracy 97.12 %"
 
 
+def test_what_two_files_tell_is_shown_in_the_order_in_which_it_happened(run_dir):
+    now = time.time()
+    started(run_dir)
+    append_json_line(run_dir.metrics, TRAIN | {"time": now + 1})
+    run_dir.append_event("signal", attempt=0, signal="SIGTERM", step=15, time=now + 2)
+    append_json_line(run_dir.metrics, TRAIN | {"step": 20, "time": now + 3})
+    run_dir.append_event("finished", attempt=0, step=20, accuracy=0.5, time=now + 4)
+    _, text = followed(run_dir)
+    order = ("attempt 0 started", "step 10/20", "received SIGTERM", "step 20/20", "finished after")
+    places = [text.index(words) for words in order]
+    assert places == sorted(places)
+
+
 def test_an_accuracy_of_the_average_is_called_so(run_dir):
     started(run_dir)
     append_json_line(run_dir.metrics, {**EVALUATION, "weights": "ema"})

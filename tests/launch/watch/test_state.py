@@ -195,11 +195,21 @@ def test_exit_codes_read_as_words(code, words):
     assert exit_words(code) == words
 
 
-def test_an_endless_error_is_cut_where_the_log_says_the_rest(tmp_path):
-    run_dir = make_run(tmp_path, "submitted", f"failed attempt=0 global_rank=0 error={'x' * 9000}")
+def test_an_error_is_shown_to_the_end_where_it_says_what_to_do(tmp_path):
+    error = f"no interface fits. There: {'eth0, ' * 60}. Change it in the profile"
+    run_dir = make_run(tmp_path, "submitted")
+    run_dir.append_event("failed", attempt=0, global_rank=0, error=error)
+    assert f"{error}; see " in status(run_dir, JobInfo("38", "FAILED")).reason
+
+
+def test_of_an_endless_error_the_middle_is_left_to_the_log(tmp_path):
+    run_dir = make_run(tmp_path, "submitted")
+    error = f"begins {'x' * 9000} ends"
+    run_dir.append_event("failed", attempt=0, global_rank=0, error=error)
     reason = status(run_dir, JobInfo("38", "FAILED")).reason
-    assert len(reason) < 400 + len(str(run_dir.path))
-    assert "xxx…; see " in reason
+    assert len(reason) < 1100 + len(str(run_dir.path))
+    assert "begins x" in reason
+    assert "x ends; see " in reason
 
 
 def test_what_a_process_says_of_an_attempt_whose_main_process_is_silent_still_counts(tmp_path):

@@ -1,0 +1,60 @@
+"""What is put behind sbatch's own words."""
+
+import pytest
+from click.testing import CliRunner
+
+from hpcddp.cli import group
+from hpcddp.errors import SubmissionFailed
+from hpcddp.launch.advice import advice
+
+UNKNOWN = "error: invalid partition specified: {}; error: Invalid partition name specified"
+
+
+def sinfo(*partitions):
+    return lambda words: "".join(f"{name}\n" for name in partitions)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "error: Batch job submission failed: Unable to contact slurm controller (connect failure)",
+        "error: ClusterName needs to be specified; fatal: Unable to process configuration file",
+        "fatal: Could not establish a configuration source",
+    ],
+)
+def test_where_slurm_does_not_answer_it_names_doctor_and_this_machine(said):
+    words = advice(said)
+    assert "python -m hpcddp doctor" in words
+    assert "--cluster local" in words
+
+
+def test_an_unknown_partition_is_answered_with_the_nearest_that_there_are():
+    said = advice(UNKNOWN.format("gpuu"), sinfo("cpu-long", "gpu", "debug", "gpu"))
+    assert said == "Choose another --partition: gpu, cpu-long, debug"
+
+
+def test_without_a_partition_all_are_named_but_not_dozens():
+    said = advice("No partition specified or system default partition", sinfo("b", "a"))
+    assert said.endswith("partition: a, b")
+    many = advice(UNKNOWN.format("p7"), sinfo(*(f"p{number}" for number in range(30))))
+    assert many.startswith("Choose another --partition: p7, ")
+    assert many.endswith(" and 22 more")
+    assert many.count(", ") == 7
+
+
+@pytest.mark.parametrize("said", ["error: Invalid account", UNKNOWN.format("x")])
+def test_where_nothing_is_known_nothing_is_added(said):
+    assert advice(said, sinfo()) == ""
+
+
+def test_submit_says_it_behind_the_words_of_sbatch(fake_sbatch):
+    for tool, line in (("sbatch", "echo 'sbatch: error: invalid partition specified: mian' >&2"),
+                       ("sinfo", "echo main; exit")):  # fmt: skip
+        program = fake_sbatch / "bin" / tool
+        program.write_text(f"#!/bin/sh\n{line}\nexit 1\n")
+        program.chmod(0o755)
+    with pytest.raises(SubmissionFailed, match=r"specified: mian\. Choose another.*: main$"):
+        CliRunner().invoke(
+            group, ["submit", "--cluster", "generic-cpu"],
+            standalone_mode=False, catch_exceptions=False,
+        )  # fmt: skip
