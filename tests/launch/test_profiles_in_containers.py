@@ -67,3 +67,8 @@ def test_every_queue_and_variant_starts_its_processes_in_the_container(name, nod
         assert not missing, words
         python = load_profile(name, HERE).container.python
         assert f'  {python} -u -m hpcddp run --run-dir "$run_dir"\n' in script
+
+
+def test_a_machine_s_topology_file_is_mounted_only_where_it_is_used():
+    assert "/opt/microsoft/ndv5-topo.xml" in script_of("azure-ndv5")
+    assert "topo.xml" not in script_of("azure-ndv5", "resources.variant=gb200")
