@@ -36,6 +36,10 @@ YIELDS_TO = {
 _IN_PROCESS = 'bash -c "$in_every_process" process'
 
 
+class ShellWord(str):
+    """The value of an option as a word of shell: quoted, with variables that the shell fills in."""
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a job runs: facts of the submitting process that end up in the script."""
@@ -143,16 +147,23 @@ def export_line(name: str, setting: EnvSetting) -> str:
 
     Raises ConfigError for a value in which the shell would run or quote something.
     """
-    if "$" in setting.value and not EXPANDED.fullmatch(setting.value):
-        raise ConfigError(
-            f"{name}={setting.value}: only variables ($NAME, ${{NAME}}) may stand in a value that "
-            "the shell expands. Remove quotes, backslashes, `$(` and the like."
-        )
-    value = f'"{setting.value}"' if "$" in setting.value else shlex.quote(setting.value)
+    value = _shell_word(name, setting.value)
     if setting.prepend:
         return f'export {name}={value}"${{{name}:+:${name}}}"'
     rule = f"${{{YIELDS_TO[name]}+set}}" if name in YIELDS_TO else ""
     return f'[ -n "${{{name}+set}}{rule}" ] || export {name}={value}'
+
+
+def _shell_word(name: str, value: str) -> str:
+    """`value` as a word of shell, which fills in its variables."""
+    if "$" not in value:
+        return shlex.quote(value)
+    if not EXPANDED.fullmatch(value):
+        raise ConfigError(
+            f"{name}={value}: only variables ($NAME, ${{NAME}}) may stand in a value that "
+            "the shell expands. Remove quotes, backslashes, `$(` and the like."
+        )
+    return f'"{value}"'
 
 
 def _on_node(name: str, setting: EnvSetting) -> Iterator[str]:
@@ -193,16 +204,20 @@ def container_words(resources: Resources, profile: ClusterProfile, place: Place)
             "how containers run there: it needs `container: {runtime: ...}`."
         )
     if container.runtime == "apptainer":
-        binds = shlex.quote(",".join(_mounts(profile, place)))
+        binds = _mounts(profile, place)
         options = shlex.join(container.options)
         return [
             " ".join(["apptainer exec", *([options] * bool(options)), f"--bind {binds} {image}"])
         ]
     if container.runtime == "wrap":
-        mounts = ",".join(_mounts(profile, place))
-        words = [word.replace("{mounts}", mounts) for word in container.wrap]
-        return [shlex.join(word.replace("{image}", resources.container) for word in words)]
+        mounts = _mounts(profile, place)
+        words = [word.replace("{image}", resources.container) for word in container.wrap]
+        return [" ".join(_with_mounts(word, mounts) for word in words)]
     return ["shifter"] if container.runtime == "shifter" else []
+
+
+def _with_mounts(word: str, mounts: str) -> str:
+    return mounts.join(shlex.quote(part) if part else "" for part in word.split("{mounts}"))
 
 
 def _container_srun(resources: Resources, profile: ClusterProfile, place: Place) -> dict[str, Any]:
@@ -216,14 +231,23 @@ def _container_srun(resources: Resources, profile: ClusterProfile, place: Place)
     names = [*profile.env, *profile.caches, ATTEMPT_VARIABLE, ATTEMPT_TIME_VARIABLE]
     return {
         "container-image": resources.container,
-        "container-mounts": ",".join(f"{path}:{path}" for path in _mounts(profile, place)),
+        "container-mounts": ShellWord(_mounts(profile, place, in_pairs=True)),
         "container-env": ",".join(names),
     }
 
 
-def _mounts(profile: ClusterProfile, place: Place) -> list[str]:
-    own = [str(place.run_dir.path.parent), str(place.work_dir)]
-    return [*dict.fromkeys([*own, *profile.container.mounts])]
+def _mounts(profile: ClusterProfile, place: Place, *, in_pairs: bool = False) -> str:
+    """The folders that the container sees, as one word of shell; the batch script fills in
+    `$NAME` in those of the profile.
+    """
+
+    def seen(path: str) -> str:
+        return f"{path}:{path}" if in_pairs else path
+
+    own = dict.fromkeys([str(place.run_dir.path.parent), str(place.work_dir)])
+    further = [path for path in profile.container.mounts if path not in own]
+    words = [shlex.quote(seen(path)) for path in own]
+    return ",".join([*words, *(_shell_word("container.mounts", seen(path)) for path in further)])
 
 
 def check_extra(section: str, extra: Mapping[str, Any], owned: Mapping[str, str]) -> None:
@@ -249,4 +273,4 @@ def option_word(key: str, value: Any) -> str:  # noqa: ANN401
     if value is True:
         return f"--{key}"
     check_value(str(value), key)
-    return f"--{key}={shlex.quote(str(value))}"
+    return f"--{key}={value if isinstance(value, ShellWord) else shlex.quote(str(value))}"

@@ -72,3 +72,9 @@ def test_every_queue_and_variant_starts_its_processes_in_the_container(name, nod
 def test_a_machine_s_topology_file_is_mounted_only_where_it_is_used():
     assert "/opt/microsoft/ndv5-topo.xml" in script_of("azure-ndv5")
     assert "topo.xml" not in script_of("azure-ndv5", "resources.variant=gb200")
+
+
+def test_the_daemon_of_the_job_is_reached_from_inside_the_container():
+    plugin, daemon = "/var/lib/tcpx/lib64", '"/run/tcpx-$SLURM_JOB_ID:/run/tcpx-$SLURM_JOB_ID"'
+    assert f"/home/me:/home/me,{plugin}:{plugin},{daemon} " in script_of("gcp-a3-high")
+    assert "tcpx-" not in script_of("gcp-a3-high", nodes=1)

@@ -253,6 +253,34 @@ def test_processes_go_into_a_container_in_the_way_of_the_site(asked, container, 
     assert "img.sif" not in script_of(asked(text))
 
 
+def words_of_step(script, environ, start="\nsrun --kill"):
+    """The words that srun would be given, by the part of a script from `start` on."""
+    text = script[script.index(start) : script.index("\ncode=$?")]
+    words = ["bash", "-c", 'srun() { printf "%s\\n" "$@"; }\n' + text]
+    environ = {"PATH": "/usr/bin:/bin", **environ}
+    return subprocess.run(words, env=environ, capture_output=True, text=True).stdout.splitlines()
+
+
+OWN = "/shared/runs,/home/me"
+MOUNTED = {
+    "pyxis": ("", "--container-mounts=/shared/runs:/shared/runs,/home/me:/home/me,{0}:{0}"),
+    "apptainer": ("", f"{OWN},{{}}"),
+    "wrap": (", wrap: [enter, '-B={mounts}', '{image}']", f"-B={OWN},{{}}"),
+}
+
+
+@pytest.mark.parametrize("runtime", MOUNTED)
+def test_variables_of_the_job_are_filled_in_where_a_folder_is_mounted(asked, runtime):
+    more, where = MOUNTED[runtime]
+    folder = GPUS + f"container: {{runtime: {runtime}, mounts: [/run/$SLURM_JOB_ID]{more}}}"
+    script = script_of(asked(folder, "resources.container=img.sif"))
+    (word,) = [word for word in words_of_step(script, {"SLURM_JOB_ID": "7 7"}) if "/run" in word]
+    assert word == where.format("/run/7 7")
+    bad = folder.replace("$SLURM_JOB_ID", "$(id)")
+    with pytest.raises(ConfigError, match=r"container\.mounts="):
+        script_of(asked(bad, "resources.container=img.sif"))
+
+
 def test_a_container_where_the_profile_knows_no_way_is_refused(asked):
     with pytest.raises(ConfigError, match="does not say how"):
         script_of(asked(GPUS, "resources.container=img.sif"))
