@@ -72,8 +72,8 @@ def render_script(config: RunConfig, profile: ClusterProfile, place: Place) -> s
         python=place.python,
         threads=threads_of_process(resources),
         cpus_per_task=directives.get("cpus-per-task") if profile.launcher == "slurm" else None,
-        env=tuple(batch_env(profile, directives)),
-        task_lines=task_lines(profile),
+        env=tuple(batch_env(resources, profile, directives)),
+        task_lines=task_lines(resources, profile),
         launch_line=launch_line(resources, profile, processes, place),
     )
 

@@ -114,23 +114,28 @@ def container_sbatch(resources: Resources, profile: ClusterProfile) -> dict[str,
     return {"image": resources.container}
 
 
-def task_lines(profile: ClusterProfile) -> tuple[str, ...]:
+def task_lines(resources: Resources, profile: ClusterProfile) -> tuple[str, ...]:
     """What every process does before python, on its node; empty where there is nothing to do."""
+    inside = _is_entered_by_srun(resources, profile)
+    own = {key: one for key, one in profile.env.items() if _is_of_process(one, inside=inside)}
     return (
-        *(line for name, setting in profile.env.items() for line in _on_node(name, setting)),
-        *(line for name, setting in profile.caches.items() for line in _cache(name, setting)),
+        *(line for pair in own.items() for line in _lines(*pair)),
+        *(line for pair in profile.caches.items() for line in _cache(*pair)),
         *profile.setup_task,
     )
 
 
-def batch_env(profile: ClusterProfile, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def batch_env(
+    resources: Resources, profile: ClusterProfile, options: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
     """Reason and shell line of every variable that is set in the batch script.
 
-    Left out: what each node fills in, and what needs an sbatch option that is not there. Rules for
+    Left out: what each process sets, and what needs an sbatch option that is not there. Rules for
     the network come last, so that one which is there before them is the user's.
     """
+    inside = _is_entered_by_srun(resources, profile)
     for name, setting in profile.env.items():
-        if "$" not in setting.value and has_needed(setting, options):
+        if not _is_of_process(setting, inside=inside) and has_needed(setting, options):
             yield setting.why, export_line(name, setting)
     for _, name, setting in profile.network:
         yield setting.why, export_line(name, setting)
@@ -166,15 +171,25 @@ def _shell_word(name: str, value: str) -> str:
     return f'"{value}"'
 
 
-def _on_node(name: str, setting: EnvSetting) -> Iterator[str]:
-    if "$" in setting.value:
-        yield f"# {' '.join(setting.why.split())}"
-        yield export_line(name, setting)
+def _is_of_process(setting: EnvSetting, *, inside: bool) -> bool:
+    """True for what each node fills in, and for what goes in front of the value that an image has,
+    where the shell of the process is `inside` it.
+    """
+    return "$" in setting.value or (setting.prepend and inside)
+
+
+def _is_entered_by_srun(resources: Resources, profile: ClusterProfile) -> bool:
+    """Whether the shell that starts a process is in the container already."""
+    return bool(resources.container) and profile.container.runtime in ("pyxis", "environment")
+
+
+def _lines(name: str, setting: EnvSetting) -> Iterator[str]:
+    yield f"# {' '.join(setting.why.split())}"
+    yield export_line(name, setting)
 
 
 def _cache(name: str, setting: EnvSetting) -> Iterator[str]:
-    yield f"# {' '.join(setting.why.split())}"
-    yield export_line(name, setting)
+    yield from _lines(name, setting)
     yield f'mkdir -p "${name}"'
 
 
@@ -189,7 +204,7 @@ def _process_command(
             f"-u -m hpcddp.launch.torchrun_node --processes-per-node {processes} "
             f'{rank if profile.node_rank_variable else ""}--logs "$logs" --run-dir "$run_dir"'
         )
-    words = [_IN_PROCESS] if task_lines(profile) else []
+    words = [_IN_PROCESS] if task_lines(resources, profile) else []
     return " \\\n  ".join([*words, *container_words(resources, profile, place), f"{python} {what}"])
 
 
@@ -227,8 +242,10 @@ def _container_srun(resources: Resources, profile: ClusterProfile, place: Place)
         return {"environment": resources.container}
     if profile.container.runtime != "pyxis":
         return {}
-    # The image's own values would win over those of the job, except for what is named here.
-    names = [*profile.env, *profile.caches, ATTEMPT_VARIABLE, ATTEMPT_TIME_VARIABLE]
+    # The image's own values would win over those of the job, except for what is named here. What is
+    # put in front of an image's value must have that one.
+    named = [name for name, setting in profile.env.items() if not setting.prepend]
+    names = [*named, *profile.caches, ATTEMPT_VARIABLE, ATTEMPT_TIME_VARIABLE]
     return {
         "container-image": resources.container,
         "container-mounts": ShellWord(_mounts(profile, place, in_pairs=True)),

@@ -281,6 +281,50 @@ def test_variables_of_the_job_are_filled_in_where_a_folder_is_mounted(asked, run
         script_of(asked(bad, "resources.container=img.sif"))
 
 
+# srun with pyxis: what an image sets wins, except for what --container-env names.
+PYXIS = """srun() {
+  while [[ "$1" == --* ]]; do [[ "$1" != --container-env=* ]] || kept="${1#*=}"; shift; done
+  for one in $IMAGE; do
+    [[ ",$kept," == *",${one%%=*},"* && -v "${one%%=*}" ]] || export "$one"
+  done
+  "$@"
+}
+"""
+
+
+def seen_in_image(script, tmp_path, environ, image):
+    """The environment of python in an image with these variables."""
+    (tmp_path / "python3").write_text("#!/bin/sh\nexec env -0\n")
+    (tmp_path / "python3").chmod(0o755)
+    exports = script[script.index("# The processes inherit") : script.index("# Each attempt")]
+    step = script[script.index('echo "hpcddp: attempt') : script.index("\ncode=$?")]
+    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "IMAGE": image, **environ}
+    words = ["bash", "-c", PYXIS + exports + step]
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, check=True)
+    said = done.stdout.partition("\n")[2]
+    return dict(one.split("=", 1) for one in said.split("\0") if "=" in one)
+
+
+LIBRARIES = "env: {LD_LIBRARY_PATH: {value: /opt/net, prepend: true, why: the plugin lies there}}\n"
+
+
+@pytest.mark.parametrize(("image", "seen"), [("/image", "/opt/net:/image"), ("", "/opt/net:/host")])
+def test_a_folder_goes_in_front_of_those_that_an_image_has(asked, tmp_path, image, seen):
+    request = asked(GPUS + LIBRARIES + "container: {runtime: pyxis}", "resources.container=i.sif")
+    image = f"LD_LIBRARY_PATH={image}" if image else "OTHER=1"
+    environ = seen_in_image(script_of(request), tmp_path, {"LD_LIBRARY_PATH": "/host"}, image)
+    assert environ["LD_LIBRARY_PATH"] == seen
+
+
+@pytest.mark.parametrize("runtime", ["pyxis", "environment", "apptainer", "none"])
+def test_a_folder_goes_in_front_in_the_batch_script_where_no_shell_is_in_an_image(asked, runtime):
+    words = ("resources.container=img.sif",) if runtime != "none" else ()
+    script = script_of(asked(GPUS + f"{LIBRARIES}container: {{runtime: {runtime}}}", *words))
+    before, _, after = script.partition("export LD_LIBRARY_PATH=/opt/net")
+    assert ("in_every_process" in before) == (runtime in ("pyxis", "environment"))
+    assert "LD_LIBRARY_PATH=" not in before + after
+
+
 def test_a_container_where_the_profile_knows_no_way_is_refused(asked):
     with pytest.raises(ConfigError, match="does not say how"):
         script_of(asked(GPUS, "resources.container=img.sif"))
