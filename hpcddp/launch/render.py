@@ -12,6 +12,7 @@ from hpcddp.cluster.profile import ClusterProfile
 from hpcddp.config.files import shipped_dir
 from hpcddp.config.schema import Resources, RunConfig
 from hpcddp.errors import ConfigError
+from hpcddp.launch.container import KEPT, container_sbatch, kept_names
 from hpcddp.launch.limits import check_forbidden, limit_warnings
 from hpcddp.launch.request import processes_per_node
 from hpcddp.launch.sizes import cpus_of_process, gpus_per_process, threads_of_process
@@ -19,7 +20,6 @@ from hpcddp.launch.step import (
     Place,
     batch_env,
     check_extra,
-    container_sbatch,
     has_needed,
     launch_line,
     option_word,
@@ -74,6 +74,8 @@ def render_script(config: RunConfig, profile: ClusterProfile, place: Place) -> s
         cpus_per_task=directives.get("cpus-per-task") if profile.launcher == "slurm" else None,
         env=tuple(batch_env(resources, profile, directives)),
         task_lines=task_lines(resources, profile),
+        kept_names=kept_names(resources, profile),
+        kept_beginnings=KEPT,
         launch_line=launch_line(resources, profile, processes, place),
     )
 

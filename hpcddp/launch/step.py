@@ -13,11 +13,16 @@ from typing import Any
 
 from hpcddp.cluster.options import check_value, is_given, long_name
 from hpcddp.cluster.profile import ClusterProfile
-from hpcddp.cluster.profile_file import EXPANDED
 from hpcddp.cluster.profile_schema import EnvSetting
-from hpcddp.cluster.variables import ATTEMPT_TIME_VARIABLE, ATTEMPT_VARIABLE
 from hpcddp.config.schema import Resources
 from hpcddp.errors import ConfigError
+from hpcddp.launch.container import (
+    ShellWord,
+    container_srun,
+    container_words,
+    is_entered_by_srun,
+    shell_word,
+)
 from hpcddp.launch.sizes import cpus_of_process, gpus_per_process
 from hpcddp.run_dir import RunDir
 
@@ -34,10 +39,6 @@ YIELDS_TO = {
     "NCCL_IB_HCA": "HPCDDP_HCA",
 }
 _IN_PROCESS = 'bash -c "$in_every_process" process'
-
-
-class ShellWord(str):
-    """The value of an option as a word of shell: quoted, with variables that the shell fills in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ def srun_options(
         "export": "ALL",
         **per_node,
         "cpus-per-task": cpus * processes if profile.launch == "torchrun" else cpus,
-        **_container_srun(resources, profile, place),
+        **container_srun(resources, profile, place),
         **extra,
     }
 
@@ -107,16 +108,9 @@ def _further_options(
     return {key: value for key, value in extra.items() if unfit.get(key) != value}
 
 
-def container_sbatch(resources: Resources, profile: ClusterProfile) -> dict[str, Any]:
-    """Options of sbatch that a container needs."""
-    if not resources.container or profile.container.runtime != "shifter":
-        return {}
-    return {"image": resources.container}
-
-
 def task_lines(resources: Resources, profile: ClusterProfile) -> tuple[str, ...]:
     """What every process does before python, on its node; empty where there is nothing to do."""
-    inside = _is_entered_by_srun(resources, profile)
+    inside = is_entered_by_srun(resources, profile)
     own = {key: one for key, one in profile.env.items() if _is_of_process(one, inside=inside)}
     return (
         *(line for pair in own.items() for line in _lines(*pair)),
@@ -133,7 +127,7 @@ def batch_env(
     Left out: what each process sets, and what needs an sbatch option that is not there. Rules for
     the network come last, so that one which is there before them is the user's.
     """
-    inside = _is_entered_by_srun(resources, profile)
+    inside = is_entered_by_srun(resources, profile)
     for name, setting in profile.env.items():
         if not _is_of_process(setting, inside=inside) and has_needed(setting, options):
             yield setting.why, export_line(name, setting)
@@ -152,23 +146,11 @@ def export_line(name: str, setting: EnvSetting) -> str:
 
     Raises ConfigError for a value in which the shell would run or quote something.
     """
-    value = _shell_word(name, setting.value)
+    value = shell_word(name, setting.value)
     if setting.prepend:
         return f'export {name}={value}"${{{name}:+:${name}}}"'
     rule = f"${{{YIELDS_TO[name]}+set}}" if name in YIELDS_TO else ""
     return f'[ -n "${{{name}+set}}{rule}" ] || export {name}={value}'
-
-
-def _shell_word(name: str, value: str) -> str:
-    """`value` as a word of shell, which fills in its variables."""
-    if "$" not in value:
-        return shlex.quote(value)
-    if not EXPANDED.fullmatch(value):
-        raise ConfigError(
-            f"{name}={value}: only variables ($NAME, ${{NAME}}) may stand in a value that "
-            "the shell expands. Remove quotes, backslashes, `$(` and the like."
-        )
-    return f'"{value}"'
 
 
 def _is_of_process(setting: EnvSetting, *, inside: bool) -> bool:
@@ -176,11 +158,6 @@ def _is_of_process(setting: EnvSetting, *, inside: bool) -> bool:
     where the shell of the process is `inside` it.
     """
     return "$" in setting.value or (setting.prepend and inside)
-
-
-def _is_entered_by_srun(resources: Resources, profile: ClusterProfile) -> bool:
-    """Whether the shell that starts a process is in the container already."""
-    return bool(resources.container) and profile.container.runtime in ("pyxis", "environment")
 
 
 def _lines(name: str, setting: EnvSetting) -> Iterator[str]:
@@ -206,65 +183,6 @@ def _process_command(
         )
     words = [_IN_PROCESS] if task_lines(resources, profile) else []
     return " \\\n  ".join([*words, *container_words(resources, profile, place), f"{python} {what}"])
-
-
-def container_words(resources: Resources, profile: ClusterProfile, place: Place) -> list[str]:
-    """What stands in front of the command."""
-    if not resources.container:
-        return []
-    container, image = profile.container, shlex.quote(resources.container)
-    if container.runtime == "none":
-        raise ConfigError(
-            f"resources.container={resources.container}, but profile {profile.name} does not say "
-            "how containers run there: it needs `container: {runtime: ...}`."
-        )
-    if container.runtime == "apptainer":
-        binds = _mounts(profile, place)
-        options = shlex.join(container.options)
-        return [
-            " ".join(["apptainer exec", *([options] * bool(options)), f"--bind {binds} {image}"])
-        ]
-    if container.runtime == "wrap":
-        mounts = _mounts(profile, place)
-        words = [word.replace("{image}", resources.container) for word in container.wrap]
-        return [" ".join(_with_mounts(word, mounts) for word in words)]
-    return ["shifter"] if container.runtime == "shifter" else []
-
-
-def _with_mounts(word: str, mounts: str) -> str:
-    return mounts.join(shlex.quote(part) if part else "" for part in word.split("{mounts}"))
-
-
-def _container_srun(resources: Resources, profile: ClusterProfile, place: Place) -> dict[str, Any]:
-    if not resources.container:
-        return {}
-    if profile.container.runtime == "environment":
-        return {"environment": resources.container}
-    if profile.container.runtime != "pyxis":
-        return {}
-    # The image's own values would win over those of the job, except for what is named here. What is
-    # put in front of an image's value must have that one.
-    named = [name for name, setting in profile.env.items() if not setting.prepend]
-    names = [*named, *profile.caches, ATTEMPT_VARIABLE, ATTEMPT_TIME_VARIABLE]
-    return {
-        "container-image": resources.container,
-        "container-mounts": ShellWord(_mounts(profile, place, in_pairs=True)),
-        "container-env": ",".join(names),
-    }
-
-
-def _mounts(profile: ClusterProfile, place: Place, *, in_pairs: bool = False) -> str:
-    """The folders that the container sees, as one word of shell; the batch script fills in
-    `$NAME` in those of the profile.
-    """
-
-    def seen(path: str) -> str:
-        return f"{path}:{path}" if in_pairs else path
-
-    own = dict.fromkeys([str(place.run_dir.path.parent), str(place.work_dir)])
-    further = [path for path in profile.container.mounts if path not in own]
-    words = [shlex.quote(seen(path)) for path in own]
-    return ",".join([*words, *(_shell_word("container.mounts", seen(path)) for path in further)])
 
 
 def check_extra(section: str, extra: Mapping[str, Any], owned: Mapping[str, str]) -> None:

@@ -238,7 +238,7 @@ def test_modules_and_lines_of_the_site_come_before_everything_else(asked):
         (
             "{runtime: pyxis, mounts: [/data]}",
             ["--container-image=img.sif", "/shared/runs:/shared/runs,/home/me:/home/me,/data:/data",
-             "--container-env=NCCL_X,HPCDDP_ATTEMPT"],
+             '--container-env="$container_env"'],
         ),
         ("{runtime: shifter}", ["#SBATCH --image=img.sif", "  shifter \\\n  python3 -u"]),
         ("{runtime: environment, python: python}", ["--environment=img.sif", "  python -u"]),
@@ -303,6 +303,25 @@ def seen_in_image(script, tmp_path, environ, image):
     done = subprocess.run(words, env=environ, capture_output=True, text=True, check=True)
     said = done.stdout.partition("\n")[2]
     return dict(one.split("=", 1) for one in said.split("\0") if "=" in one)
+
+
+PYXIS_SITE = (
+    "container: {runtime: pyxis}\n"
+    "env: {NCCL_X: {value: site, why: some reason}, HSA_X: {value: site, why: some reason}}\n"
+)
+
+
+def test_variables_for_the_network_win_over_those_of_an_image(asked, tmp_path):
+    script = script_of(asked(GPUS + PYXIS_SITE, "resources.container=img.sif"))
+    mine = {"NCCL_DEBUG": "mine", "FI_X": "mine", "UCX_TLS": "mine", "OTHER": "mine"}
+    image = [f"{name}=image" for name in (*mine, "NCCL_X", "HSA_X", "NCCL_VERSION")]
+    environ = seen_in_image(script, tmp_path, mine, " ".join(image))
+    assert {name: environ[name] for name in mine} == {**mine, "OTHER": "image"}
+    assert (environ["NCCL_X"], environ["HSA_X"], environ["NCCL_VERSION"]) == (
+        "site",
+        "site",
+        "image",
+    )
 
 
 LIBRARIES = "env: {LD_LIBRARY_PATH: {value: /opt/net, prepend: true, why: the plugin lies there}}\n"
