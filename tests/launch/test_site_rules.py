@@ -223,9 +223,20 @@ def test_lines_for_each_node_run_before_the_processes_and_their_failure_stops_th
 
 def test_modules_and_lines_of_the_site_come_before_everything_else(asked):
     script = script_of(asked(GPUS + "modules: [purge, load cuda]\nsetup: [echo hi]"))
-    at = [script.index(text) for text in ("module purge\n", "module load cuda\n", "echo hi\n")]
+    at = [script.index(text) for text in ("\nmodule purge ", "\nmodule load cuda ", "echo hi\n")]
     assert at == sorted(at)
     assert at[-1] < script.index("export PYTHONUTF8")
+
+
+def test_a_module_that_cannot_be_loaded_is_named_and_the_job_goes_on(asked):
+    script = script_of(asked(GPUS + "modules: [load 'a b', load cuda, load net]\nsetup: [echo hi]"))
+    text = script[script.index("\nmodule ") : script.index("\n# Slurm would start")]
+    module = 'module() { [ "$2" = cuda ] || return 1; }'
+    done = subprocess.run(["bash", "-c", module + text], capture_output=True, text=True)
+    assert done.stderr == "".join(
+        f"hpcddp: `module load {name}` failed; going on without\n" for name in ("'a b'", "net")
+    )
+    assert (done.stdout, done.returncode) == ("hi\n", 0)
 
 
 @pytest.mark.parametrize(
@@ -420,7 +431,7 @@ def test_what_holds_only_in_a_container_is_left_out_without_one(asked):
     )
     assert "bindings" not in script_of(asked(text))
     inside = script_of(asked(text, "resources.container=img.sif"))
-    assert "module load bindings\n" in inside
+    assert "\nmodule load bindings " in inside
     assert "enter -B /shared/runs,/home/me,/data img.sif" in inside
 
 
