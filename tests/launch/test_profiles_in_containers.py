@@ -78,3 +78,10 @@ def test_the_daemon_of_the_job_is_reached_from_inside_the_container():
     plugin, daemon = "/var/lib/tcpx/lib64", '"/run/tcpx-$SLURM_JOB_ID:/run/tcpx-$SLURM_JOB_ID"'
     assert f"/home/me:/home/me,{plugin}:{plugin},{daemon} " in script_of("gcp-a3-high")
     assert "tcpx-" not in script_of("gcp-a3-high", nodes=1)
+
+
+def test_the_plugin_of_a_hook_is_forced_only_in_the_container_that_gets_it():
+    forced = "export NCCL_NET='AWS Libfabric'\n"
+    assert forced in script_of("clariden")
+    assert "NCCL_NET=" not in script_of("clariden", "resources.container=null")
+    assert "NCCL_NET=" not in script_of("clariden", nodes=1)
