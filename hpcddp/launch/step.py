@@ -119,17 +119,13 @@ def task_lines(resources: Resources, profile: ClusterProfile) -> tuple[str, ...]
     )
 
 
-def batch_env(
-    resources: Resources, profile: ClusterProfile, options: Mapping[str, Any]
-) -> Iterator[tuple[str, str]]:
-    """Reason and shell line of every variable that is set in the batch script.
-
-    Left out: what each process sets, and what needs an sbatch option that is not there. Rules for
-    the network come last, so that one which is there before them is the user's.
+def batch_env(resources: Resources, profile: ClusterProfile) -> Iterator[tuple[str, str]]:
+    """Reason and shell line of every variable that is set in the batch script, and not by each
+    process. Rules for the network come last, so that one which is there before them is the user's.
     """
     inside = is_entered_by_srun(resources, profile)
     for name, setting in profile.env.items():
-        if not _is_of_process(setting, inside=inside) and has_needed(setting, options):
+        if not _is_of_process(setting, inside=inside):
             yield setting.why, export_line(name, setting)
     for _, name, setting in profile.network:
         yield setting.why, export_line(name, setting)

@@ -156,7 +156,8 @@ def test_a_limit_in_node_hours_is_shared_by_the_nodes(asked):
 
 PAIR = (
     "sbatch: {network: {value: fast, why: the allocation must be made for it}}\n"
-    "env: {PROTO: {value: alt, why: faster, needs: network=fast}}\n"
+    "env: {PROTO: {value: alt, why: faster, needs: network=fast},"
+    " PROTO_AT: {value: '/run/$SLURM_JOB_ID', why: faster, needs: network=fast}}\n"
 )
 
 
@@ -164,10 +165,11 @@ def test_a_variable_that_needs_an_option_goes_with_it(asked):
     both = asked(GPUS + PAIR)
     assert "#SBATCH --network=fast\n" in script_of(both)
     assert "export PROTO=alt" in script_of(both)
+    assert 'export PROTO_AT="/run/$SLURM_JOB_ID"' in script_of(both)
     for word in ("resources.sbatch.network=null", "resources.sbatch.network=other"):
         without = asked(GPUS + PAIR, word)
         assert "PROTO" not in script_of(without)
-        (said,) = option_warnings(without.config, without.profile, PLACE)
+        said, _ = option_warnings(without.config, without.profile, PLACE)
         assert "PROTO=alt is not set: it needs --network=fast" in said
 
 
