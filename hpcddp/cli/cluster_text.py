@@ -125,7 +125,8 @@ def _queue_rows(values: Mapping[str, Any], profile: ClusterProfile) -> Iterator[
         route = [
             f"{key}={asked[key]}" for key in ("partition", "qos", "constraint") if key in asked
         ]
-        limits = [f"{key}={text}" for key, text in queue.get("limits", {}).items()]
+        known = (queue.get("limits") or {}).items()  # null takes away what is inherited
+        limits = [f"{key}={text}" for key, text in known if text is not None]
         preempt = queue.get("preempt")
         taken = preemption_text(Preemption(**preempt)) if preempt else ""
         mark = "*" if name == profile.queue else ""

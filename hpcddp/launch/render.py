@@ -1,5 +1,6 @@
 """The batch script of a run: pure text from a resolved request. Needs no Slurm and no torch."""
 
+import dataclasses
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from hpcddp.cluster.profile import ClusterProfile
 from hpcddp.config.files import shipped_dir
 from hpcddp.config.schema import Resources, RunConfig
 from hpcddp.errors import ConfigError
+from hpcddp.launch.container import KEPT, container_sbatch, kept_names
 from hpcddp.launch.limits import check_forbidden, limit_warnings
 from hpcddp.launch.request import processes_per_node
 from hpcddp.launch.sizes import cpus_of_process, gpus_per_process, threads_of_process
@@ -19,7 +21,6 @@ from hpcddp.launch.step import (
     Place,
     batch_env,
     check_extra,
-    container_sbatch,
     has_needed,
     launch_line,
     option_word,
@@ -62,6 +63,8 @@ def render_script(config: RunConfig, profile: ClusterProfile, place: Place) -> s
     check_options(_per_gpu(directives, resources, profile, processes))
     if by_slurm:
         check_forbidden(profile, directives, srun_options(resources, profile, processes, place))
+    needed = {name: one for name, one in profile.env.items() if has_needed(one, directives)}
+    profile = dataclasses.replace(profile, env=needed)
     return load_template("job.sbatch.j2").render(
         directives=[option_word(*option) for option in directives.items()] if by_slurm else [],
         version=hpcddp.__version__,
@@ -72,8 +75,10 @@ def render_script(config: RunConfig, profile: ClusterProfile, place: Place) -> s
         python=place.python,
         threads=threads_of_process(resources),
         cpus_per_task=directives.get("cpus-per-task") if profile.launcher == "slurm" else None,
-        env=tuple(batch_env(profile, directives)),
-        task_lines=task_lines(profile),
+        env=tuple(batch_env(resources, profile)),
+        task_lines=task_lines(resources, profile),
+        kept_names=kept_names(resources, profile),
+        kept_beginnings=KEPT,
         launch_line=launch_line(resources, profile, processes, place),
     )
 

@@ -13,11 +13,16 @@ from typing import Any
 
 from hpcddp.cluster.options import check_value, is_given, long_name
 from hpcddp.cluster.profile import ClusterProfile
-from hpcddp.cluster.profile_file import EXPANDED
 from hpcddp.cluster.profile_schema import EnvSetting
-from hpcddp.cluster.variables import ATTEMPT_TIME_VARIABLE, ATTEMPT_VARIABLE
 from hpcddp.config.schema import Resources
 from hpcddp.errors import ConfigError
+from hpcddp.launch.container import (
+    ShellWord,
+    container_srun,
+    container_words,
+    is_entered_by_srun,
+    shell_word,
+)
 from hpcddp.launch.sizes import cpus_of_process, gpus_per_process
 from hpcddp.run_dir import RunDir
 
@@ -85,7 +90,7 @@ def srun_options(
         "export": "ALL",
         **per_node,
         "cpus-per-task": cpus * processes if profile.launch == "torchrun" else cpus,
-        **_container_srun(resources, profile, place),
+        **container_srun(resources, profile, place),
         **extra,
     }
 
@@ -103,30 +108,24 @@ def _further_options(
     return {key: value for key, value in extra.items() if unfit.get(key) != value}
 
 
-def container_sbatch(resources: Resources, profile: ClusterProfile) -> dict[str, Any]:
-    """Options of sbatch that a container needs."""
-    if not resources.container or profile.container.runtime != "shifter":
-        return {}
-    return {"image": resources.container}
-
-
-def task_lines(profile: ClusterProfile) -> tuple[str, ...]:
+def task_lines(resources: Resources, profile: ClusterProfile) -> tuple[str, ...]:
     """What every process does before python, on its node; empty where there is nothing to do."""
+    inside = is_entered_by_srun(resources, profile)
+    own = {key: one for key, one in profile.env.items() if _is_of_process(one, inside=inside)}
     return (
-        *(line for name, setting in profile.env.items() for line in _on_node(name, setting)),
-        *(line for name, setting in profile.caches.items() for line in _cache(name, setting)),
+        *(line for pair in own.items() for line in _lines(*pair)),
+        *(line for pair in profile.caches.items() for line in _cache(*pair)),
         *profile.setup_task,
     )
 
 
-def batch_env(profile: ClusterProfile, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Reason and shell line of every variable that is set in the batch script.
-
-    Left out: what each node fills in, and what needs an sbatch option that is not there. Rules for
-    the network come last, so that one which is there before them is the user's.
+def batch_env(resources: Resources, profile: ClusterProfile) -> Iterator[tuple[str, str]]:
+    """Reason and shell line of every variable that is set in the batch script, and not by each
+    process. Rules for the network come last, so that one which is there before them is the user's.
     """
+    inside = is_entered_by_srun(resources, profile)
     for name, setting in profile.env.items():
-        if "$" not in setting.value and has_needed(setting, options):
+        if not _is_of_process(setting, inside=inside):
             yield setting.why, export_line(name, setting)
     for _, name, setting in profile.network:
         yield setting.why, export_line(name, setting)
@@ -143,27 +142,27 @@ def export_line(name: str, setting: EnvSetting) -> str:
 
     Raises ConfigError for a value in which the shell would run or quote something.
     """
-    if "$" in setting.value and not EXPANDED.fullmatch(setting.value):
-        raise ConfigError(
-            f"{name}={setting.value}: only variables ($NAME, ${{NAME}}) may stand in a value that "
-            "the shell expands. Remove quotes, backslashes, `$(` and the like."
-        )
-    value = f'"{setting.value}"' if "$" in setting.value else shlex.quote(setting.value)
+    value = shell_word(name, setting.value)
     if setting.prepend:
         return f'export {name}={value}"${{{name}:+:${name}}}"'
     rule = f"${{{YIELDS_TO[name]}+set}}" if name in YIELDS_TO else ""
     return f'[ -n "${{{name}+set}}{rule}" ] || export {name}={value}'
 
 
-def _on_node(name: str, setting: EnvSetting) -> Iterator[str]:
-    if "$" in setting.value:
-        yield f"# {' '.join(setting.why.split())}"
-        yield export_line(name, setting)
+def _is_of_process(setting: EnvSetting, *, inside: bool) -> bool:
+    """True for what each node fills in, and for what goes in front of the value that an image has,
+    where the shell of the process is `inside` it.
+    """
+    return "$" in setting.value or (setting.prepend and inside)
+
+
+def _lines(name: str, setting: EnvSetting) -> Iterator[str]:
+    yield f"# {' '.join(setting.why.split())}"
+    yield export_line(name, setting)
 
 
 def _cache(name: str, setting: EnvSetting) -> Iterator[str]:
-    yield f"# {' '.join(setting.why.split())}"
-    yield export_line(name, setting)
+    yield from _lines(name, setting)
     yield f'mkdir -p "${name}"'
 
 
@@ -178,52 +177,8 @@ def _process_command(
             f"-u -m hpcddp.launch.torchrun_node --processes-per-node {processes} "
             f'{rank if profile.node_rank_variable else ""}--logs "$logs" --run-dir "$run_dir"'
         )
-    words = [_IN_PROCESS] if task_lines(profile) else []
+    words = [_IN_PROCESS] if task_lines(resources, profile) else []
     return " \\\n  ".join([*words, *container_words(resources, profile, place), f"{python} {what}"])
-
-
-def container_words(resources: Resources, profile: ClusterProfile, place: Place) -> list[str]:
-    """What stands in front of the command."""
-    if not resources.container:
-        return []
-    container, image = profile.container, shlex.quote(resources.container)
-    if container.runtime == "none":
-        raise ConfigError(
-            f"resources.container={resources.container}, but profile {profile.name} does not say "
-            "how containers run there: it needs `container: {runtime: ...}`."
-        )
-    if container.runtime == "apptainer":
-        binds = shlex.quote(",".join(_mounts(profile, place)))
-        options = shlex.join(container.options)
-        return [
-            " ".join(["apptainer exec", *([options] * bool(options)), f"--bind {binds} {image}"])
-        ]
-    if container.runtime == "wrap":
-        mounts = ",".join(_mounts(profile, place))
-        words = [word.replace("{mounts}", mounts) for word in container.wrap]
-        return [shlex.join(word.replace("{image}", resources.container) for word in words)]
-    return ["shifter"] if container.runtime == "shifter" else []
-
-
-def _container_srun(resources: Resources, profile: ClusterProfile, place: Place) -> dict[str, Any]:
-    if not resources.container:
-        return {}
-    if profile.container.runtime == "environment":
-        return {"environment": resources.container}
-    if profile.container.runtime != "pyxis":
-        return {}
-    # The image's own values would win over those of the job, except for what is named here.
-    names = [*profile.env, *profile.caches, ATTEMPT_VARIABLE, ATTEMPT_TIME_VARIABLE]
-    return {
-        "container-image": resources.container,
-        "container-mounts": ",".join(f"{path}:{path}" for path in _mounts(profile, place)),
-        "container-env": ",".join(names),
-    }
-
-
-def _mounts(profile: ClusterProfile, place: Place) -> list[str]:
-    own = [str(place.run_dir.path.parent), str(place.work_dir)]
-    return [*dict.fromkeys([*own, *profile.container.mounts])]
 
 
 def check_extra(section: str, extra: Mapping[str, Any], owned: Mapping[str, str]) -> None:
@@ -249,4 +204,4 @@ def option_word(key: str, value: Any) -> str:  # noqa: ANN401
     if value is True:
         return f"--{key}"
     check_value(str(value), key)
-    return f"--{key}={shlex.quote(str(value))}"
+    return f"--{key}={value if isinstance(value, ShellWord) else shlex.quote(str(value))}"

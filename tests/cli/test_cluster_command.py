@@ -60,6 +60,16 @@ def test_show_tells_queues_limits_gaps_and_sources(cluster):
     assert record["origins"]["env.NCCL_CROSS_NIC"] == "frontier"
 
 
+def test_show_leaves_out_limits_that_were_taken_away(cluster, tmp_path):
+    folder = tmp_path / ".config/hpcddp/clusters"
+    folder.mkdir(parents=True)
+    (folder / "vista.local.yaml").write_text("queues: {gh: {limits: null}}\n")
+    (gh,) = [line for line in cluster("show", "vista").stdout.splitlines() if "  gh*" in line]
+    (dev,) = [line for line in cluster("show", "lonestar6").stdout.splitlines() if "  dev " in line]
+    assert "nodes_max" not in gh + dev
+    assert "time_max" not in gh + dev
+
+
 def warnings(answer):
     """All but the one about the age of the profile, which comes with time."""
     return [text for text in answer["warnings"] if "months ago" not in text]
