@@ -24,11 +24,12 @@ from hpcddp.cluster.drift import compare, compare_node
 from hpcddp.cluster.live import LiveCluster, read_live
 from hpcddp.cluster.profile import choose_profile, load_profile
 from hpcddp.cluster.profile_file import list_profiles, read_merged
-from hpcddp.cluster.survey import main_partition, probe_node, survey_text, write_profile
+from hpcddp.cluster.survey import main_partition, probe_node, survey_text, way_to, write_profile
 from hpcddp.config.files import user_dirs
 from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED
 from hpcddp.errors import HpcddpError
 from hpcddp.launch.explain import explain
+from hpcddp.launch.look import one_node_options
 from hpcddp.launch.request import Request, resolve_request
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="print one JSON document")
@@ -120,8 +121,10 @@ def _write(name: str | None, no_job: bool, known: list[str]) -> int:
             f"it in clusters/{name}.local.yaml, or choose another name: --name NAME."
         )
     partition = main_partition(live)
-    facts = {} if no_job or partition is None else probe_node(partition.name)
-    text = survey_text(live, facts, datetime.date.today().isoformat())
+    facts, unseen = {}, "--no-job" if no_job else "no partition is up"
+    if partition and not no_job:
+        facts, unseen = probe_node(way_to(partition, os.environ))
+    text = survey_text(live, facts, datetime.date.today().isoformat(), unseen)
     path = user_dirs(os.environ)[-1] / "clusters" / f"{name}.yaml"
     write_profile(text, path)
     click.echo(text, nl=False)
@@ -145,9 +148,8 @@ def check(name: str, job: bool, as_json: bool) -> None:
     chosen = choose_profile(name, os.environ)
     live, findings = _live(), ()
     if job:
-        profile = load_profile(chosen, os.environ)
-        partition = profile.defaults.get("resources", {}).get("partition")
-        findings = compare_node(profile, probe_node(partition))
+        options = one_node_options(chosen, os.environ)
+        findings = compare_node(load_profile(chosen, os.environ), *probe_node(options))
     findings = (*compare(read_merged(chosen, os.environ).values, live), *findings)
     document = {
         "cluster": chosen,
