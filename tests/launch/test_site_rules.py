@@ -171,6 +171,14 @@ def test_a_variable_that_needs_an_option_goes_with_it(asked):
         assert "PROTO=alt is not set: it needs --network=fast" in said
 
 
+def test_an_option_may_name_more_than_a_variable_needs(asked):
+    more = asked(GPUS + PAIR, "resources.sbatch.network='job_vni,fast'")
+    assert "export PROTO=alt" in script_of(more)
+    assert option_warnings(more.config, more.profile, PLACE) == ()
+    part = asked(GPUS + PAIR, "resources.sbatch.network=faster")
+    assert "PROTO" not in script_of(part)
+
+
 def run_lines(script, start, environ):
     """Run the part of a script from `start` on in bash; srun only runs its command."""
     text = script[script.index(start) : script.index("\n# The last act")]
