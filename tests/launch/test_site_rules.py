@@ -12,6 +12,7 @@ from hpcddp.launch.limits import longest_time
 from hpcddp.launch.render import option_warnings, render_script
 from hpcddp.launch.request import Request, check_sizes, resolve_request
 from hpcddp.launch.step import Place
+from hpcddp.launch.submission import prepare_in
 from hpcddp.run_dir import RunDir
 
 TODAY = datetime.date(2026, 11, 30)
@@ -177,6 +178,27 @@ def test_an_option_may_name_more_than_a_variable_needs(asked):
     assert option_warnings(more.config, more.profile, PLACE) == ()
     part = asked(GPUS + PAIR, "resources.sbatch.network=faster")
     assert "PROTO" not in script_of(part)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("alt", ("PROTO=alt is exported, but needs --network=fast, which is not asked for.",)),
+        ("other", ()),
+    ],
+)
+def test_an_exported_variable_without_the_option_it_needs_is_warned_about(asked, value, said):
+    environ = {"PROTO": value}
+    without = asked(GPUS + PAIR, "resources.sbatch.network=null")
+    assert option_warnings(without.config, without.profile, PLACE, environ) == said
+    answer = explain(without, environ, TODAY)
+    for warnings in (answer.warnings, prepare_in(without, PLACE.run_dir, environ).warnings):
+        assert tuple(text for text in warnings if "PROTO" in text) == said
+    (row,) = [row for row in answer.env if row.name == "PROTO"]
+    assert (row.value, row.layer) == (value, "your environment")
+    assert row.why == ("needs --network=fast" if said else "wins over alt of site")
+    both = asked(GPUS + PAIR)
+    assert option_warnings(both.config, both.profile, PLACE, environ) == ()
 
 
 def run_lines(script, start, environ):
