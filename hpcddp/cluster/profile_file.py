@@ -34,6 +34,7 @@ _LISTS = [
     if get_origin(hint) is tuple and name != "extends"
 ]
 _ONLY_IN = {"node_type": "queues", "when": "variants"}
+_DATE = re.compile(r"\d{4}-(0[1-9]|1[0-2])(-[0-3]\d)?")
 # Filled in by a shell between double quotes: nothing that could start a command or end the quotes.
 EXPANDED = re.compile(r"[\w./:=,@%+^~ -]*(\$(\{\w+\}|\w+)[\w./:=,@%+^~ -]*)*")
 
@@ -155,6 +156,11 @@ def check_file(path: Path, values: Mapping[str, Any]) -> ProfileFile:
                     _check_setting(f"{where}: {section}.{name}", name, setting)
     given = build(ProfileFile, _as_given(values), str(path))
     _check_numbers(path, given)
+    if given.verified_on and not _DATE.fullmatch(given.verified_on):
+        raise ConfigError(
+            f'{path}: verified_on={given.verified_on}: write year and month, "2026-08", or a date, '
+            '"2026-08-31".'
+        )
     for number, sign in enumerate(given.detect):
         if sum(map(bool, (sign.env, sign.file, sign.host))) != 1:
             raise ConfigError(f"{path}: detect[{number}] needs exactly one of env, file, host.")

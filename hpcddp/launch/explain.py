@@ -148,10 +148,10 @@ def exported_warnings(profile: ClusterProfile, environ: Mapping[str, str]) -> tu
 
 def _age(profile: ClusterProfile, today: datetime.date) -> Iterator[str]:
     """What a site decides goes out of date within a year or so."""
-    year, _, month = profile.verified_on.partition("-")
-    if not year.isdigit() or profile.status == "generic":
+    if not profile.verified_on or profile.status == "generic":
         return
-    months = (today.year - int(year)) * 12 + today.month - int(month[:2] or 1)
+    year, month = profile.verified_on.split("-")[:2]
+    months = (today.year - int(year)) * 12 + today.month - int(month)
     if months > _FRESH_MONTHS:
         yield (
             f"the profile was verified {months} months ago ({profile.verified_on}): compare it "

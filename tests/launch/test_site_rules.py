@@ -422,10 +422,11 @@ def test_names_that_nobody_reads_are_found_in_a_profile_of_ones_own(asked):
     assert "did you mean NCCL_SOCKET_IFNAME?" in two
 
 
+@pytest.mark.parametrize("verified_on", ["2026-08", "2026-08-31"])
 @pytest.mark.parametrize(("today", "warns"), [((2027, 8, 31), False), ((2027, 9, 1), True)])
-def test_an_old_profile_is_said_to_be_old(asked, today, warns):
-    answer = explain(asked(GPUS + "verified_on: '2026-08'"), {}, datetime.date(*today))
-    assert any("13 months ago (2026-08)" in text for text in answer.warnings) == warns
+def test_an_old_profile_is_said_to_be_old(asked, today, warns, verified_on):
+    answer = explain(asked(f"{GPUS}verified_on: '{verified_on}'"), {}, datetime.date(*today))
+    assert any(f"13 months ago ({verified_on})" in text for text in answer.warnings) == warns
 
 
 def test_an_interface_is_passed_on_unless_the_user_has_chosen(asked):
