@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -48,13 +49,20 @@ def _print(document: Any, lines: Callable[[], list[str]], as_json: bool) -> None
 @_json_option
 def list_(as_json: bool) -> None:
     """All profiles: shipped ones, and your own, which win."""
-    profiles = [load_profile(name, os.environ) for name in sorted(list_profiles(os.environ))]
+    records = [_listed(name, path) for name, path in sorted(list_profiles(os.environ).items())]
+    _print(records, lambda: profile_list(records), as_json)
+
+
+def _listed(name: str, path: Path) -> dict[str, Any]:
+    """What `list` says of one profile; of one that cannot be read, why."""
     keys = ("name", "status", "verified_on", "description", "site", "aliases")
-    documents = [
-        {**{key: getattr(profile, key) for key in keys}, "file": str(profile.files[-1])}
-        for profile in profiles
-    ]
-    _print(documents, lambda: profile_list(profiles), as_json)
+    try:
+        profile = load_profile(name, os.environ)
+    except HpcddpError as error:
+        blank = {**dict.fromkeys(keys, ""), "name": name, "status": "broken", "aliases": []}
+        return {**blank, "file": str(path), "error": error.message}
+    told = {key: getattr(profile, key) for key in keys}
+    return {**told, "file": str(profile.files[-1]), "error": ""}
 
 
 @command.command()

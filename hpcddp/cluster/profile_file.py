@@ -5,7 +5,7 @@ Knows no situation: queues, kinds of nodes and variants stay apart (`hpcddp.clus
 
 import difflib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_origin
@@ -151,20 +151,45 @@ def check_file(path: Path, values: Mapping[str, Any]) -> ProfileFile:
             if key in block and kind != only:
                 raise ConfigError(f"{where}: `{key}` belongs into a block of `{only}`.")
         for section in _SETTINGS:
-            for name, setting in (block.get(section) or {}).items():
+            for name, setting in _items(block.get(section)):
                 if setting is not None:
                     _check_setting(f"{where}: {section}.{name}", name, setting)
+        _check_resources(where, dict(_items(block.get("defaults"))).get("resources"))
     given = build(ProfileFile, _as_given(values), str(path))
     _check_numbers(path, given)
+    _check_signs(path, given)
     if given.verified_on and not _DATE.fullmatch(given.verified_on):
         raise ConfigError(
             f'{path}: verified_on={given.verified_on}: write year and month, "2026-08", or a date, '
             '"2026-08-31".'
         )
+    return given
+
+
+def _items(value: Any) -> Iterable[tuple[Any, Any]]:  # noqa: ANN401
+    """Keys and values of a mapping; of anything else none, which `build` refuses in its words."""
+    return value.items() if isinstance(value, Mapping) else ()
+
+
+def _check_resources(where: str, resources: Any) -> None:  # noqa: ANN401
+    if not isinstance(resources, Mapping | None):
+        raise ConfigError(
+            f"{where}: defaults.resources needs `key: value` lines, found {resources!r}."
+        )
+
+
+def _check_signs(path: Path, given: ProfileFile) -> None:
+    """Refuse a sign of two kinds or none, and a pattern that is none."""
     for number, sign in enumerate(given.detect):
         if sum(map(bool, (sign.env, sign.file, sign.host))) != 1:
             raise ConfigError(f"{path}: detect[{number}] needs exactly one of env, file, host.")
-    return given
+        pattern = sign.host or sign.matches
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ConfigError(
+                f"{path}: detect[{number}]: `{pattern}` is no regular expression: {error}."
+            ) from None
 
 
 def _check_added(where: str, values: Mapping[str, Any]) -> None:
@@ -214,7 +239,7 @@ def _blocks(where: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str, M
     """Name, kind ("" for the file itself) and content of every block."""
     yield where, "", values
     for kind in _BLOCKS:
-        for name, block in (values.get(kind) or {}).items():
+        for name, block in _items(values.get(kind)):
             if isinstance(block, Mapping):
                 yield f"{where}: {kind}.{name}", kind, block
 

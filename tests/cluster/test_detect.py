@@ -3,7 +3,7 @@
 import pytest
 
 from hpcddp.cluster.detect import detect, slurm_cluster_name
-from hpcddp.cluster.profile import choose_profile
+from hpcddp.cluster.profile import choose_profile, load_profile
 from hpcddp.config.files import shipped_dir
 from hpcddp.errors import ConfigError
 
@@ -91,6 +91,27 @@ def test_a_profile_of_one_s_own_wins_inside_the_clone_too(tmp_path, monkeypatch)
     mine.write_text("description: d\naliases: [snellius]\n")
     environ = {"XDG_CONFIG_HOME": str(tmp_path), "SLURM_CLUSTER_NAME": "snellius"}
     assert choose_profile("auto", environ) == "mine"
+
+
+@pytest.mark.parametrize("text", ["detect: [{envv: SITE}]", "detect: [{env: SITE}", "detect: x"])
+def test_a_mistake_in_the_signs_of_one_profile_is_said_and_the_others_are_recognised(
+    here, text, caplog
+):
+    here("mine", text)
+    assert choose_profile("auto", {**here.environ, "NERSC_HOST": "perlmutter"}) == "perlmutter"
+    (said,) = caplog.messages
+    assert said.startswith("Warning: ")
+    assert "mine.yaml" in said
+
+
+def test_a_mistake_elsewhere_keeps_no_profile_from_being_recognised(here, caplog):
+    here("mine", "detect: [{env: SITE}]\nqueus: {}")
+    assert choose_profile("auto", {**here.environ, "NERSC_HOST": "perlmutter"}) == "perlmutter"
+    assert caplog.messages == []
+    environ = {**here.environ, "SITE": "1"}
+    assert choose_profile("auto", environ) == "mine"  # and not a job for some other cluster
+    with pytest.raises(ConfigError, match="unknown key `queus`"):
+        load_profile("auto", environ)
 
 
 def test_an_unknown_cluster_is_generic(here):
