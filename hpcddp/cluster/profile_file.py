@@ -6,6 +6,7 @@ Knows no situation: queues, kinds of nodes and variants stay apart (`hpcddp.clus
 import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_origin
@@ -98,6 +99,23 @@ def list_profiles(environ: Mapping[str, str]) -> dict[str, Path]:
     return {name: path for name, path in found.items() if not name.endswith(PERSONAL)}
 
 
+def real_name(name: str, environ: Mapping[str, str]) -> str:
+    """The name of the profile that is called so, or else has it among its `aliases`, the user's own
+    first; a name that nobody has stays as it is.
+    """
+    profiles = list_profiles(environ)
+    if name in profiles:
+        return name
+    return next((known for known, path in profiles.items() if _is_also_called(path, name)), name)
+
+
+def _is_also_called(path: Path, name: str) -> bool:
+    with suppress(OSError, UnicodeDecodeError, ConfigError):  # reading a profile tells its faults
+        text = path.read_text(encoding="utf-8")
+        return name in text and name in (load_yaml_mapping(path).get("aliases") or ())
+    return False
+
+
 def read_merged(name: str, environ: Mapping[str, str]) -> Merged:
     """A profile with what it extends below it and the user's NAME.local.yaml above.
 
@@ -124,7 +142,7 @@ def _with_parents(name: str, environ: Mapping[str, str], below: tuple[str, ...])
     merged = Merged(name)
     parents = load_yaml_mapping(path).get("extends") or []
     for parent in parents if isinstance(parents, list) else [parents]:
-        above = _with_parents(str(parent), environ, (*below, name))
+        above = _with_parents(real_name(str(parent), environ), environ, (*below, name))
         inherited = {key: value for key, value in above.values.items() if key not in _OWN}
         merged.put(inherited, lambda key, above=above: above.origins[key])
         merged.files += above.files

@@ -4,7 +4,9 @@ import pytest
 import yaml
 
 from hpcddp.cluster.profile import load_profile
+from hpcddp.cluster.profile_file import list_profiles
 from hpcddp.config.schema import Resources
+from hpcddp.config.yaml_text import load_yaml_mapping
 from hpcddp.errors import ConfigError
 
 BASE = """
@@ -170,6 +172,33 @@ def test_a_list_is_added_to_by_whoever_extends_and_by_each_block_that_holds(site
     child = site("child")
     assert child.documents["child.local"] == ("a letter",)
     assert (child.modules, child.notes) == (("purge", "load a", "load c"), ("n",))
+
+
+def test_a_profile_is_found_by_its_other_names_too(site):
+    (site.folder / "site.yaml").write_text(f"{SITE}aliases: [place, base]\n")
+    (site.folder / "child.yaml").write_text("extends: [place]\nsite: child of place\n")
+    assert site("place").name == "site"
+    assert site("base").name == "base"  # a name of its own wins
+    assert site("child").files[-2].stem == "site"
+    (site.folder / "odd.yaml").write_text("aliases: [place\n")
+    assert site("place").name == "site"
+    with pytest.raises(ConfigError, match="No cluster profile `of`"):
+        site("of")
+
+
+def test_another_name_of_a_shipped_profile_is_the_user_s_own_where_he_has_it(site):
+    assert site("alps").name == "clariden"
+    (site.folder / "site.yaml").write_text(f"{SITE}aliases: [alps]\n")
+    assert site("alps").name == "site"
+
+
+def test_no_two_shipped_profiles_share_a_name():
+    names = [
+        name
+        for known, path in list_profiles({}).items()
+        for name in (known, *(load_yaml_mapping(path).get("aliases") or ()))
+    ]
+    assert sorted(names) == sorted({name.casefold() for name in names})
 
 
 def test_without_internet_libraries_are_told_to_work_offline(site):
