@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -24,11 +25,12 @@ from hpcddp.cluster.drift import compare, compare_node
 from hpcddp.cluster.live import LiveCluster, read_live
 from hpcddp.cluster.profile import choose_profile, load_profile
 from hpcddp.cluster.profile_file import list_profiles, read_merged
-from hpcddp.cluster.survey import main_partition, probe_node, survey_text, write_profile
+from hpcddp.cluster.survey import main_partition, probe_node, survey_text, way_to, write_profile
 from hpcddp.config.files import user_dirs
 from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED
 from hpcddp.errors import HpcddpError
 from hpcddp.launch.explain import explain
+from hpcddp.launch.look import one_node_options
 from hpcddp.launch.request import Request, resolve_request
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="print one JSON document")
@@ -47,13 +49,20 @@ def _print(document: Any, lines: Callable[[], list[str]], as_json: bool) -> None
 @_json_option
 def list_(as_json: bool) -> None:
     """All profiles: shipped ones, and your own, which win."""
-    profiles = [load_profile(name, os.environ) for name in sorted(list_profiles(os.environ))]
+    records = [_listed(name, path) for name, path in sorted(list_profiles(os.environ).items())]
+    _print(records, lambda: profile_list(records), as_json)
+
+
+def _listed(name: str, path: Path) -> dict[str, Any]:
+    """What `list` says of one profile; of one that cannot be read, why."""
     keys = ("name", "status", "verified_on", "description", "site", "aliases")
-    documents = [
-        {**{key: getattr(profile, key) for key in keys}, "file": str(profile.files[-1])}
-        for profile in profiles
-    ]
-    _print(documents, lambda: profile_list(profiles), as_json)
+    try:
+        profile = load_profile(name, os.environ)
+    except HpcddpError as error:
+        blank = {**dict.fromkeys(keys, ""), "name": name, "status": "broken", "aliases": []}
+        return {**blank, "file": str(path), "error": error.message}
+    told = {key: getattr(profile, key) for key in keys}
+    return {**told, "file": str(profile.files[-1]), "error": ""}
 
 
 @command.command()
@@ -120,8 +129,10 @@ def _write(name: str | None, no_job: bool, known: list[str]) -> int:
             f"it in clusters/{name}.local.yaml, or choose another name: --name NAME."
         )
     partition = main_partition(live)
-    facts = {} if no_job or partition is None else probe_node(partition.name)
-    text = survey_text(live, facts, datetime.date.today().isoformat())
+    facts, unseen = {}, "--no-job" if no_job else "no partition is up"
+    if partition and not no_job:
+        facts, unseen = probe_node(way_to(partition, os.environ))
+    text = survey_text(live, facts, datetime.date.today().isoformat(), unseen)
     path = user_dirs(os.environ)[-1] / "clusters" / f"{name}.yaml"
     write_profile(text, path)
     click.echo(text, nl=False)
@@ -145,9 +156,8 @@ def check(name: str, job: bool, as_json: bool) -> None:
     chosen = choose_profile(name, os.environ)
     live, findings = _live(), ()
     if job:
-        profile = load_profile(chosen, os.environ)
-        partition = profile.defaults.get("resources", {}).get("partition")
-        findings = compare_node(profile, probe_node(partition))
+        options = one_node_options(chosen, os.environ)
+        findings = compare_node(load_profile(chosen, os.environ), *probe_node(options))
     findings = (*compare(read_merged(chosen, os.environ).values, live), *findings)
     document = {
         "cluster": chosen,

@@ -11,10 +11,12 @@ from hpcddp.cluster.profile_schema import Preemption
 from hpcddp.launch.explain import Explanation, Row, preemption_text
 
 
-def profile_list(profiles: Sequence[ClusterProfile]) -> list[str]:
-    """One line per profile."""
+def profile_list(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """One line per profile, with what is wrong with one that cannot be read."""
     rows = [("NAME", "STATUS", "VERIFIED", "WHAT")]
-    rows += [(p.name, p.status, p.verified_on or "-", p.description) for p in profiles]
+    for record in records:
+        what = record["error"] or record["description"]
+        rows.append((record["name"], record["status"], record["verified_on"] or "-", what))
     return _table(rows)
 
 

@@ -1,5 +1,6 @@
 """Which profile is this cluster's, by environment, file, host or Slurm's name. Starts nothing."""
 
+import logging
 import os
 import re
 import socket
@@ -11,10 +12,14 @@ from hpcddp.cluster.profile_file import check_file, list_profiles
 from hpcddp.cluster.profile_schema import ProfileFile, Sign
 from hpcddp.config.files import shipped_dir
 from hpcddp.config.yaml_text import load_yaml_mapping
+from hpcddp.errors import ConfigError
 
+_log = logging.getLogger(__name__)
+_SIGNS = ("status", "aliases", "detect")
 _NOBODYS = ("family", "generic")  # chosen by name only; but Slurm may be called so
 _CONF_FILES = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/etc/slurm-llnl/slurm.conf")
 _CLUSTER_NAME = re.compile(r"^\s*ClusterName\s*=\s*(\S+)", re.MULTILINE | re.IGNORECASE)
+_HAS_SIGNS = re.compile(r"^\W?detect\b", re.MULTILINE)  # in the file itself, not under `unset`
 _LONGEST_FILE = 100_000
 
 
@@ -58,12 +63,20 @@ def slurm_cluster_name(environ: Mapping[str, str]) -> tuple[str, str] | None:
 
 
 def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, ProfileFile]]:
-    """Profiles that may be recognised; the others are not even parsed."""
-    told = slurm_cluster_name(environ)
+    """Profiles that may be recognised, as far as that takes; the others are not even parsed.
+
+    A mistake in the rest of a file counts once its profile is chosen, and one in the signs must not
+    keep people from other clusters.
+    """
+    told = (slurm_cluster_name(environ) or ("",))[0].casefold()
     for name, path in list_profiles(environ).items():
         text = _text(str(path))
-        if "detect:" in text or (told and (told[0] == name or told[0] in text)):
-            yield name, check_file(path, load_yaml_mapping(path))
+        if _HAS_SIGNS.search(text) or (told and told in f"{name} {text}".casefold()):
+            try:
+                values = load_yaml_mapping(path)
+                yield name, check_file(path, {key: values.get(key) for key in _SIGNS})
+            except ConfigError as error:
+                _log.warning("Warning: this profile cannot be recognised: %s", error.message)
 
 
 def _reasons(profile: ProfileFile, environ: Mapping[str, str], host: str) -> Iterator[str]:
@@ -96,7 +109,8 @@ def _by_slurm_name(
 ) -> Iterator[Match]:
     told = slurm_cluster_name(environ)
     for name, profile in profiles.items():
-        if told and told[0] in (name, *profile.aliases):
+        names = {each.casefold() for each in (name, *profile.aliases)}
+        if told and told[0].casefold() in names:
             yield Match(name, told[1])
 
 

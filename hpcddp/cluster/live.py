@@ -16,6 +16,7 @@ _TIMEOUT_S = 30
 _QOS_FORMAT = "format=name,maxwall,flags,preempt,preemptmode,gracetime"
 _FIELD = re.compile(r"(\S+?)=(.*?)(?=\s+[A-Z][\w:/]*=|\s*$)")
 _GPU = re.compile(r"gpu(?::(?P<type>[A-Za-z_][\w.-]*))?(?::(?P<count>\d+))?(?:\([^)]*\))?")
+_AFTERWARDS = "Exited with exit code"  # what srun says after the words of a task that failed
 
 Ask = Callable[[Sequence[str]], str]
 
@@ -73,16 +74,27 @@ class LiveCluster:
     qos: Mapping[str, LiveQos] | None
 
 
-def ask_slurm(words: Sequence[str], timeout_s: float = _TIMEOUT_S) -> str:
+def ask_slurm(words: Sequence[str]) -> str:
     """What a command prints; empty where it fails."""
+    return run_tool(words)[0]
+
+
+def run_tool(words: Sequence[str], timeout_s: float = _TIMEOUT_S) -> tuple[str, str]:
+    """What a command prints; where it fails nothing, and the last line that says why."""
     environ = query_environment(os.environ)
     try:
         done = subprocess.run(
             words, capture_output=True, text=True, errors="replace", env=environ, timeout=timeout_s
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
+    except OSError as error:
+        return "", f"{words[0]}: {error.strerror}"
+    except subprocess.TimeoutExpired:
+        return "", f"{words[0]}: no answer within {timeout_s:g} s"
+    if done.returncode == 0:
+        return done.stdout, ""
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    told = [line for line in lines if _AFTERWARDS not in line] or lines
+    return "", told[-1] if told else f"{words[0]}: exit code {done.returncode}"
 
 
 def read_live(ask: Ask = ask_slurm) -> LiveCluster | None:

@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from hpcddp.cluster.detect import detect
-from hpcddp.cluster.profile_file import Merged, Path_, check_file, check_names, read_merged
+from hpcddp.cluster.profile_file import (
+    Merged,
+    Path_,
+    check_file,
+    check_names,
+    read_merged,
+    real_name,
+)
 from hpcddp.cluster.profile_schema import EnvSetting, ProfileFile, When
 from hpcddp.config.build import build
 from hpcddp.config.files import did_you_mean
@@ -87,12 +94,13 @@ def load_profile(
 
 
 def choose_profile(name: str, environ: Mapping[str, str]) -> str:
-    """Turn `auto` into a profile's name: the one detected, else `generic` where sbatch is.
+    """Turn `auto` into a profile's name: the one detected, else `generic` where sbatch is; and
+    another name of a profile into its own.
 
     Raises ConfigError where several fit, or none and there is no Slurm.
     """
     if name != "auto":
-        return name
+        return real_name(name, environ)
     matches = detect(environ)
     if len(matches) > 1:
         found = ", ".join(f"{match.name} ({match.reason})" for match in matches)

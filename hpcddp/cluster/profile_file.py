@@ -5,7 +5,8 @@ Knows no situation: queues, kinds of nodes and variants stay apart (`hpcddp.clus
 
 import difflib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_origin
@@ -34,6 +35,7 @@ _LISTS = [
     if get_origin(hint) is tuple and name != "extends"
 ]
 _ONLY_IN = {"node_type": "queues", "when": "variants"}
+_DATE = re.compile(r"\d{4}-(0[1-9]|1[0-2])(-[0-3]\d)?")
 # Filled in by a shell between double quotes: nothing that could start a command or end the quotes.
 EXPANDED = re.compile(r"[\w./:=,@%+^~ -]*(\$(\{\w+\}|\w+)[\w./:=,@%+^~ -]*)*")
 
@@ -97,6 +99,23 @@ def list_profiles(environ: Mapping[str, str]) -> dict[str, Path]:
     return {name: path for name, path in found.items() if not name.endswith(PERSONAL)}
 
 
+def real_name(name: str, environ: Mapping[str, str]) -> str:
+    """The name of the profile that is called so, or else has it among its `aliases`, the user's own
+    first; a name that nobody has stays as it is.
+    """
+    profiles = list_profiles(environ)
+    if name in profiles:
+        return name
+    return next((known for known, path in profiles.items() if _is_also_called(path, name)), name)
+
+
+def _is_also_called(path: Path, name: str) -> bool:
+    with suppress(OSError, UnicodeDecodeError, ConfigError):  # reading a profile tells its faults
+        text = path.read_text(encoding="utf-8")
+        return name in text and name in (load_yaml_mapping(path).get("aliases") or ())
+    return False
+
+
 def read_merged(name: str, environ: Mapping[str, str]) -> Merged:
     """A profile with what it extends below it and the user's NAME.local.yaml above.
 
@@ -123,7 +142,7 @@ def _with_parents(name: str, environ: Mapping[str, str], below: tuple[str, ...])
     merged = Merged(name)
     parents = load_yaml_mapping(path).get("extends") or []
     for parent in parents if isinstance(parents, list) else [parents]:
-        above = _with_parents(str(parent), environ, (*below, name))
+        above = _with_parents(real_name(str(parent), environ), environ, (*below, name))
         inherited = {key: value for key, value in above.values.items() if key not in _OWN}
         merged.put(inherited, lambda key, above=above: above.origins[key])
         merged.files += above.files
@@ -150,15 +169,45 @@ def check_file(path: Path, values: Mapping[str, Any]) -> ProfileFile:
             if key in block and kind != only:
                 raise ConfigError(f"{where}: `{key}` belongs into a block of `{only}`.")
         for section in _SETTINGS:
-            for name, setting in (block.get(section) or {}).items():
+            for name, setting in _items(block.get(section)):
                 if setting is not None:
                     _check_setting(f"{where}: {section}.{name}", name, setting)
+        _check_resources(where, dict(_items(block.get("defaults"))).get("resources"))
     given = build(ProfileFile, _as_given(values), str(path))
     _check_numbers(path, given)
+    _check_signs(path, given)
+    if given.verified_on and not _DATE.fullmatch(given.verified_on):
+        raise ConfigError(
+            f'{path}: verified_on={given.verified_on}: write year and month, "2026-08", or a date, '
+            '"2026-08-31".'
+        )
+    return given
+
+
+def _items(value: Any) -> Iterable[tuple[Any, Any]]:  # noqa: ANN401
+    """Keys and values of a mapping; of anything else none, which `build` refuses in its words."""
+    return value.items() if isinstance(value, Mapping) else ()
+
+
+def _check_resources(where: str, resources: Any) -> None:  # noqa: ANN401
+    if not isinstance(resources, Mapping | None):
+        raise ConfigError(
+            f"{where}: defaults.resources needs `key: value` lines, found {resources!r}."
+        )
+
+
+def _check_signs(path: Path, given: ProfileFile) -> None:
+    """Refuse a sign of two kinds or none, and a pattern that is none."""
     for number, sign in enumerate(given.detect):
         if sum(map(bool, (sign.env, sign.file, sign.host))) != 1:
             raise ConfigError(f"{path}: detect[{number}] needs exactly one of env, file, host.")
-    return given
+        pattern = sign.host or sign.matches
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ConfigError(
+                f"{path}: detect[{number}]: `{pattern}` is no regular expression: {error}."
+            ) from None
 
 
 def _check_added(where: str, values: Mapping[str, Any]) -> None:
@@ -208,7 +257,7 @@ def _blocks(where: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str, M
     """Name, kind ("" for the file itself) and content of every block."""
     yield where, "", values
     for kind in _BLOCKS:
-        for name, block in (values.get(kind) or {}).items():
+        for name, block in _items(values.get(kind)):
             if isinstance(block, Mapping):
                 yield f"{where}: {kind}.{name}", kind, block
 

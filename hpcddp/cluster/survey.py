@@ -5,36 +5,49 @@ Every line says where it was read. What Slurm cannot tell is left as a comment t
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hpcddp.cluster.interfaces import is_never_used_name
-from hpcddp.cluster.live import Ask, LiveCluster, LiveNodes, LivePartition, ask_slurm
+from hpcddp.cluster.live import LiveCluster, LiveNodes, LivePartition, run_tool
 from hpcddp.config.yaml_text import dump_yaml
 
 # The job may wait 20 s for a node and take its time to load Python from a slow file system.
-_ask_patiently = partial(ask_slurm, timeout_s=120)
+_run_patiently = partial(run_tool, timeout_s=120)
 
 
-def probe_node(partition: str | None, ask: Ask = _ask_patiently) -> dict[str, Any]:
-    """The facts of one node of this (or the default) partition, by a short job; empty if none was
-    free.
+def probe_node(
+    options: Sequence[str], run: Callable[[Sequence[str]], tuple[str, str]] = _run_patiently
+) -> tuple[dict[str, Any], str]:
+    """The facts of one node, by a short job with these options of srun; where there are none, they
+    are empty and the text says why.
     """
-    words = ["srun", "--nodes=1", "--ntasks=1", "--time=2"]
-    words += [f"--partition={partition}"] if partition else []
+    words = ["srun", "--nodes=1", "--ntasks=1", "--time=2", *options]
     words += ["--immediate=20", "--quiet", "--job-name=hpcddp-detect"]
-    text = ask([*words, sys.executable, "-m", "hpcddp.cluster.node_facts"])
+    text, problem = run([*words, sys.executable, "-m", "hpcddp.cluster.node_facts"])
     try:
-        return json.loads(text)
+        return json.loads(text), ""
     except ValueError:
-        return {}
+        return {}, problem or "the job printed no facts"
 
 
-def survey_text(live: LiveCluster, facts: Mapping[str, Any], today: str) -> str:
-    """The profile as YAML. `facts` are those of `node_facts`, or empty."""
-    return "\n".join(_lines(live, facts, today)) + "\n"
+def way_to(partition: LivePartition, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Options of srun for a job on one node of the partition, with a GPU where it has any, and the
+    account and QOS that the user exports for sbatch, which srun does not read.
+    """
+    own = [(key, environ.get(f"SBATCH_{key.upper()}")) for key in ("account", "qos")]
+    return (
+        f"--partition={partition.name}",
+        *(["--gres=gpu:1"] if _gpus(partition) else []),
+        *(f"--{key}={value}" for key, value in own if value),
+    )
+
+
+def survey_text(live: LiveCluster, facts: Mapping[str, Any], today: str, unseen: str = "") -> str:
+    """The profile as YAML. `facts` are those of `node_facts`, or empty; `unseen` then says why."""
+    return "\n".join(_lines(live, facts, today, unseen)) + "\n"
 
 
 def main_partition(live: LiveCluster) -> LivePartition | None:
@@ -61,7 +74,7 @@ def family_of(facts: Mapping[str, Any]) -> tuple[str, str]:
     return ("ethernet", "no RDMA device on the node") if names else ("", "")
 
 
-def _lines(live: LiveCluster, facts: Mapping[str, Any], today: str) -> Iterator[str]:
+def _lines(live: LiveCluster, facts: Mapping[str, Any], today: str, unseen: str) -> Iterator[str]:
     main = main_partition(live)
     family, seen = family_of(facts)
     yield f"# Written by `hpcddp cluster detect --write` on {today}; Slurm {live.version}."
@@ -77,7 +90,7 @@ def _lines(live: LiveCluster, facts: Mapping[str, Any], today: str) -> Iterator[
     yield f"aliases: [{dump_yaml(live.name)}]  # ClusterName in slurm.conf"
     yield from _account_lines(live)
     yield from _gpu_lines(main)
-    yield from _interface_lines(facts)
+    yield from _interface_lines(facts, unseen)
     yield "# scratch: /scratch/{project}   # where checkpoints go"
     yield "# modules: [load cuda]          # what `module` should load in every job"
     if main:
@@ -108,13 +121,13 @@ def _gpu_lines(main: LivePartition | None) -> Iterator[str]:
         yield f"# gpu_type: {dump_yaml(shape.gpu_type)}  # if the site wants the type named"
 
 
-def _interface_lines(facts: Mapping[str, Any]) -> Iterator[str]:
+def _interface_lines(facts: Mapping[str, Any], unseen: str) -> Iterator[str]:
     for name, state in facts.get("interfaces", {}).items():
         if state["addresses"] and not is_never_used_name(name):
             speed = f", {state['speed_mbit_per_s']} Mbit/s" if state["speed_mbit_per_s"] else ""
             yield f"# seen on {facts['host']}: {name} {', '.join(state['addresses'])}{speed}"
     if not facts:
-        yield "# interfaces: no node was free to look at"
+        yield f"# interfaces: no node was looked at{f': {unseen}' if unseen else ''}"
 
 
 def _queue_lines(partition: LivePartition) -> Iterator[str]:

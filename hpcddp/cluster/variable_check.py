@@ -9,6 +9,9 @@ from hpcddp.cluster.variables import short
 
 # NCCL reads five bits; users copy 22, and anything above 31 is refused or cut.
 _LARGEST_IB_TIMEOUT = 31
+# How alike two names must be (difflib's ratio): where all are known, and where one that is like
+# another may well be real, as FI_CXI_DISABLE_HMEM_DEV_REGISTER is like ..._HOST_REGISTER (0.83).
+_NEAR, _SLIP = 0.8, 0.9
 
 
 def variable_warnings(
@@ -65,7 +68,10 @@ def _misspelt(name: str) -> str | None:
     prefix = max((p for p in KNOWN if name.startswith(p)), key=len, default=None)
     if prefix is None or name in KNOWN[prefix]:
         return None
-    near = difflib.get_close_matches(name, KNOWN[prefix], n=1, cutoff=0.8)
+    if prefix == "RCCL_" and (of_nccl := f"N{name[1:]}") in KNOWN["NCCL_"]:
+        return f"nothing is known to read it; RCCL too reads {of_nccl}."
+    is_open = prefix in OPEN_PREFIXES
+    near = difflib.get_close_matches(name, KNOWN[prefix], n=1, cutoff=_SLIP if is_open else _NEAR)
     if near:
         return f"nothing is known to read it; did you mean {near[0]}?"
-    return None if prefix in OPEN_PREFIXES else "nothing is known to read it; unset it."
+    return None if is_open else "nothing is known to read it; unset it."

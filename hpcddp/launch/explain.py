@@ -120,7 +120,7 @@ def explain(
         warnings=(
             *_age(profile, today),
             *_refusals(request, options, step),
-            *option_warnings(config, profile, place),
+            *option_warnings(config, profile, place, environ),
             *exported_warnings(profile, environ),
         ),
         documents={name: texts for name, texts in profile.documents.items() if texts},
@@ -148,10 +148,10 @@ def exported_warnings(profile: ClusterProfile, environ: Mapping[str, str]) -> tu
 
 def _age(profile: ClusterProfile, today: datetime.date) -> Iterator[str]:
     """What a site decides goes out of date within a year or so."""
-    year, _, month = profile.verified_on.partition("-")
-    if not year.isdigit() or profile.status == "generic":
+    if not profile.verified_on or profile.status == "generic":
         return
-    months = (today.year - int(year)) * 12 + today.month - int(month[:2] or 1)
+    year, month = profile.verified_on.split("-")[:2]
+    months = (today.year - int(year)) * 12 + today.month - int(month)
     if months > _FRESH_MONTHS:
         yield (
             f"the profile was verified {months} months ago ({profile.verified_on}): compare it "
@@ -253,7 +253,9 @@ def _env_row(
 ) -> Row:
     if name in environ and not setting.prepend:
         own = "(hidden)" if looks_secret(name) else environ[name]
-        return Row(name, own, "your environment", f"wins over {setting.value} of {layer}")
+        alone = environ[name] == setting.value and not has_needed(setting, options)
+        why = f"needs --{setting.needs}" if alone else f"wins over {setting.value} of {layer}"
+        return Row(name, own, "your environment", why)
     if (rule := YIELDS_TO.get(name, "")) in environ:
         return Row(name, "(not set)", layer, f"your {rule} decides instead of {setting.value}")
     if not has_needed(setting, options):

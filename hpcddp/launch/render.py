@@ -2,7 +2,7 @@
 
 import dataclasses
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,17 +83,29 @@ def render_script(config: RunConfig, profile: ClusterProfile, place: Place) -> s
     )
 
 
-def option_warnings(config: RunConfig, profile: ClusterProfile, place: Place) -> tuple[str, ...]:
-    """What Slurm would accept in silence and a user would regret."""
+def option_warnings(
+    config: RunConfig,
+    profile: ClusterProfile,
+    place: Place,
+    environ: Mapping[str, str] | None = None,
+) -> tuple[str, ...]:
+    """What Slurm would accept in silence and a user would regret; jobs inherit `environ`."""
     processes = processes_per_node(config, profile)
     options = sbatch_options(config.resources, profile, place, processes)
     said = check_options(_per_gpu(options, config.resources, profile, processes))
-    unset = [
-        f"{name}={setting.value} is not set: it needs --{setting.needs}, which is not asked for."
-        for name, setting in profile.env.items()
-        if not has_needed(setting, options)
-    ]
-    return (*said, *limit_warnings(config.resources, profile, processes), *unset)
+    alone = _without_needed(profile, options, environ or {})
+    return (*said, *limit_warnings(config.resources, profile, processes), *alone)
+
+
+def _without_needed(
+    profile: ClusterProfile, options: Mapping[str, Any], environ: Mapping[str, str]
+) -> Iterator[str]:
+    """Variables without the option that they need. Another value of the user's may need none."""
+    for name, setting in profile.env.items():
+        if has_needed(setting, options) or environ.get(name, setting.value) != setting.value:
+            continue
+        state = "is exported, but needs" if name in environ else "is not set: it needs"
+        yield f"{name}={setting.value} {state} --{setting.needs}, which is not asked for."
 
 
 def _per_gpu(

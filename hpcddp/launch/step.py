@@ -132,9 +132,11 @@ def batch_env(resources: Resources, profile: ClusterProfile) -> Iterator[tuple[s
 
 
 def has_needed(setting: EnvSetting, options: Mapping[str, Any]) -> bool:
-    """False where the setting needs an sbatch option (`network=...`) that is not among these."""
+    """False where the setting needs an sbatch option (`network=...`) that is not among these. One
+    that names several things, with commas between them, may name more than it needs.
+    """
     name, _, value = setting.needs.partition("=")
-    return not setting.needs or str(options.get(name)) == value
+    return not setting.needs or set(value.split(",")) <= set(str(options.get(name)).split(","))
 
 
 def export_line(name: str, setting: EnvSetting) -> str:

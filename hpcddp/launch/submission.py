@@ -68,7 +68,7 @@ def prepare_in(request: ResolvedRequest, run_dir: RunDir, environ: Mapping[str, 
     place = Place(run_dir, python=sys.executable, work_dir=Path.cwd())
     script = render_script(request.config, request.profile, place)
     warnings = (
-        *option_warnings(request.config, request.profile, place),
+        *option_warnings(request.config, request.profile, place, environ),
         *missing_here(request, run_dir.path.parent, environ),
         *exported_warnings(request.profile, environ),
     )

@@ -47,6 +47,22 @@ def test_list_has_every_profile_with_its_state(cluster):
     assert any(line.split()[:3] == ["lumi", "production", "2026-05"] for line in lines)
 
 
+@pytest.mark.parametrize("broken", ["mine", "lumi.local"])
+def test_list_shows_a_profile_that_cannot_be_read_with_what_is_wrong(cluster, tmp_path, broken):
+    folder = tmp_path / ".config" / "hpcddp" / "clusters"
+    folder.mkdir(parents=True)
+    (folder / f"{broken}.yaml").write_text("description: d\ndefualt_queue: x\n")
+    name = broken.removesuffix(".local")
+    done = cluster("list")
+    assert done.exit_code == 0
+    (line,) = [line for line in done.stdout.splitlines() if line.split()[0] == name]
+    assert line.split()[1] == "broken"
+    assert f"{broken}.yaml: unknown key `defualt_queue`" in line
+    records = document(cluster("list", "--json"))
+    assert {record["name"] for record in records} == {*list_profiles({}), name}
+    assert [record["name"] for record in records if record["error"]] == [name]
+
+
 def test_show_tells_queues_limits_gaps_and_sources(cluster):
     text = cluster("show", "mila").stdout
     for part in ("long*", "partition=main-grace", "notice 120 s", "left open", "docs.mila.quebec"):

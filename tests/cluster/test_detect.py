@@ -3,7 +3,8 @@
 import pytest
 
 from hpcddp.cluster.detect import detect, slurm_cluster_name
-from hpcddp.cluster.profile import choose_profile
+from hpcddp.cluster.profile import choose_profile, load_profile
+from hpcddp.cluster.profile_file import list_profiles
 from hpcddp.config.files import shipped_dir
 from hpcddp.errors import ConfigError
 
@@ -40,12 +41,21 @@ def here(tmp_path, monkeypatch):
         ({}, "lrdn0042", "leonardo"),
         ({"SLURM_CLUSTER_NAME": "snellius"}, "int1", "snellius"),
         ({"SLURM_CLUSTER_NAME": "alps"}, "x", "clariden"),
+        ({"SLURM_CLUSTER_NAME": "Snellius"}, "int1", "snellius"),
+        ({"SLURM_CLUSTER_NAME": "ALPS"}, "x", "clariden"),
         ({"SLURM_CLUSTER_NAME": "unheard-of"}, "x", None),
     ],
 )
 def test_a_shipped_profile_is_recognised(here, environ, host, name):
     found = detect({**here.environ, **environ}, host)
     assert [match.name for match in found] == ([name] if name else [])
+
+
+@pytest.mark.parametrize("name", sorted(list_profiles({})))
+def test_a_shipped_profile_has_signs_or_says_that_it_has_none(name):
+    profile = load_profile(name, {})
+    if profile.status in ("production", "retiring"):
+        assert bool(profile.detect) != ("detect" in profile.unset)
 
 
 def test_slurm_s_name_comes_from_its_configuration_file(here):
@@ -91,6 +101,40 @@ def test_a_profile_of_one_s_own_wins_inside_the_clone_too(tmp_path, monkeypatch)
     mine.write_text("description: d\naliases: [snellius]\n")
     environ = {"XDG_CONFIG_HOME": str(tmp_path), "SLURM_CLUSTER_NAME": "snellius"}
     assert choose_profile("auto", environ) == "mine"
+
+
+@pytest.mark.parametrize("text", ["detect: [{envv: SITE}]", "detect: [{env: SITE}", "detect: x"])
+def test_a_mistake_in_the_signs_of_one_profile_is_said_and_the_others_are_recognised(
+    here, text, caplog
+):
+    here("mine", text)
+    assert choose_profile("auto", {**here.environ, "NERSC_HOST": "perlmutter"}) == "perlmutter"
+    (said,) = caplog.messages
+    assert said.startswith("Warning: ")
+    assert "mine.yaml" in said
+
+
+def test_a_mistake_elsewhere_keeps_no_profile_from_being_recognised(here, caplog):
+    here("mine", "detect: [{env: SITE}]\nqueus: {}")
+    assert choose_profile("auto", {**here.environ, "NERSC_HOST": "perlmutter"}) == "perlmutter"
+    assert caplog.messages == []
+    environ = {**here.environ, "SITE": "1"}
+    assert choose_profile("auto", environ) == "mine"  # and not a job for some other cluster
+    with pytest.raises(ConfigError, match="unknown key `queus`"):
+        load_profile("auto", environ)
+
+
+def test_upper_and_lower_case_do_not_matter_in_slurm_s_name_nor_in_a_profile_s(here):
+    here("Mine", "aliases: [Our-Cluster]")
+    for name in ("mine", "our-cluster", "OUR-CLUSTER"):
+        environ = {**here.environ, "SLURM_CLUSTER_NAME": name}
+        assert choose_profile("auto", environ) == "Mine"
+
+
+@pytest.mark.parametrize("line", ["detect: [{env: SITE}]", '"detect": [{env: SITE}]'])
+def test_signs_may_stand_anywhere_in_the_file(here, line):
+    here("mine", f"notes: [a]\n{line}")
+    assert choose_profile("auto", {**here.environ, "SITE": "1"}) == "mine"
 
 
 def test_an_unknown_cluster_is_generic(here):

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from hpcddp.cluster.drift import compare, compare_node
-from hpcddp.cluster.live import LiveQos, gpus_of, nodes_of, preempt_mode_of, read_live
+from hpcddp.cluster.live import LiveQos, gpus_of, nodes_of, preempt_mode_of, read_live, run_tool
 from hpcddp.cluster.network import gloo_missing, nccl_fits
 from hpcddp.cluster.node_facts import node_facts
 from hpcddp.cluster.profile import load_profile, parse_profile
-from hpcddp.cluster.survey import family_of, probe_node, survey_text, write_profile
+from hpcddp.cluster.survey import family_of, probe_node, survey_text, way_to, write_profile
 from hpcddp.config.yaml_text import load_yaml_mapping, parse_yaml
 
 TABLE = load_yaml_mapping(Path(__file__).parents[1] / "cases" / "slurm_cluster.yaml")
@@ -176,11 +176,47 @@ def test_a_profile_that_exists_is_never_overwritten(tmp_path):
     assert path.read_text() == "a: 1\n"
 
 
-def test_a_node_is_looked_at_by_a_short_job_of_its_partition():
+def test_a_node_is_looked_at_by_a_short_job_with_the_options_of_its_partition():
     seen = []
-    assert probe_node("gpu", lambda words: seen.append(words) or '{"host": "n1"}') == {"host": "n1"}
-    assert {"--partition=gpu", "--nodes=1", "--time=2"} <= set(seen[0])
-    assert probe_node("gpu", lambda words: "srun: error: Unable to allocate") == {}
+
+    def run(words):
+        seen.append(words)
+        return '{"host": "n1"}', ""
+
+    gpu, cpu = (newcluster().partitions[name] for name in ("gpu", "cpu"))
+    mine = {"SBATCH_ACCOUNT": "me", "SBATCH_QOS": ""}
+    assert probe_node(way_to(gpu, mine), run) == ({"host": "n1"}, "")
+    asked = {"--partition=gpu", "--gres=gpu:1", "--account=me", "--nodes=1", "--time=2"}
+    assert asked <= set(seen[0])
+    assert way_to(cpu, {}) == ("--partition=cpu",)
+
+
+def test_a_node_that_could_not_be_looked_at_is_reported_with_the_words_of_srun():
+    facts, unseen = probe_node((), lambda words: ("", "srun: error: Invalid account"))
+    assert facts == {}
+    (finding,) = compare_node(load_profile("generic", {}), facts, unseen)
+    assert finding.level == "untested"
+    assert finding.live == "no node was looked at: srun: error: Invalid account"
+    assert finding.live in survey_text(newcluster(), facts, "2026-11-29", unseen)
+    assert probe_node((), lambda words: ("Welcome!", ""))[1] == "the job printed no facts"
+
+
+@pytest.mark.parametrize(
+    ("script", "answer"),
+    [
+        ("echo good", ("good\n", "")),
+        ("echo half; echo first >&2; echo why >&2; exit 3", ("", "why")),
+        ("echo why >&2; echo srun: n1: Exited with exit code 1 >&2; exit 1", ("", "why")),
+        ("exit 3", ("", "sh: exit code 3")),
+    ],
+)
+def test_a_tool_that_fails_leaves_the_last_line_that_says_why(script, answer):
+    assert run_tool(["sh", "-c", script]) == answer
+
+
+def test_a_tool_that_is_missing_or_does_not_answer_is_named():
+    assert run_tool(["/nowhere/srun"])[1] == "/nowhere/srun: No such file or directory"
+    assert run_tool(["sleep", "600"], timeout_s=0.1)[1] == "sleep: no answer within 0.1 s"
 
 
 def test_the_facts_of_this_machine_have_its_interfaces_and_devices(tmp_path):

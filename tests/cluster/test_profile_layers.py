@@ -4,7 +4,9 @@ import pytest
 import yaml
 
 from hpcddp.cluster.profile import load_profile
+from hpcddp.cluster.profile_file import list_profiles
 from hpcddp.config.schema import Resources
+from hpcddp.config.yaml_text import load_yaml_mapping
 from hpcddp.errors import ConfigError
 
 BASE = """
@@ -172,6 +174,33 @@ def test_a_list_is_added_to_by_whoever_extends_and_by_each_block_that_holds(site
     assert (child.modules, child.notes) == (("purge", "load a", "load c"), ("n",))
 
 
+def test_a_profile_is_found_by_its_other_names_too(site):
+    (site.folder / "site.yaml").write_text(f"{SITE}aliases: [place, base]\n")
+    (site.folder / "child.yaml").write_text("extends: [place]\nsite: child of place\n")
+    assert site("place").name == "site"
+    assert site("base").name == "base"  # a name of its own wins
+    assert site("child").files[-2].stem == "site"
+    (site.folder / "odd.yaml").write_text("aliases: [place\n")
+    assert site("place").name == "site"
+    with pytest.raises(ConfigError, match="No cluster profile `of`"):
+        site("of")
+
+
+def test_another_name_of_a_shipped_profile_is_the_user_s_own_where_he_has_it(site):
+    assert site("alps").name == "clariden"
+    (site.folder / "site.yaml").write_text(f"{SITE}aliases: [alps]\n")
+    assert site("alps").name == "site"
+
+
+def test_no_two_shipped_profiles_share_a_name():
+    names = [
+        name
+        for known, path in list_profiles({}).items()
+        for name in (known, *(load_yaml_mapping(path).get("aliases") or ()))
+    ]
+    assert sorted(names) == sorted({name.casefold() for name in names})
+
+
 def test_without_internet_libraries_are_told_to_work_offline(site):
     (site.folder / "base.yaml").write_text(BASE + "internet: none\n")
     profile = site()
@@ -193,6 +222,9 @@ def test_without_internet_libraries_are_told_to_work_offline(site):
         ("variants: {v: {when: {nodes: two}}}", 'use "1", or "2+"'),
         ("limits: {time_by_nodes: {few: '1'}}", "`few` is no number of nodes"),
         ("internet: false", "use one of"),
+        ("verified_on: 2026-8-1", 'verified_on=2026-8-1: write year and month, "2026-08"'),
+        ("verified_on: August 2025", "verified_on=August 2025"),
+        ("verified_on: 2026-13", "verified_on=2026-13"),
         ("modules: load x", "modules needs a list"),
         ("+modules: load x", "`+modules` adds a list to a list"),
         ("+modules:", "found None"),
@@ -203,6 +235,13 @@ def test_without_internet_libraries_are_told_to_work_offline(site):
         ("container: {+mounts: /x}", "`+mounts` adds"),
         ("sbatch: {hint: {value: x}}", "`why` is missing"),
         ("detect: [{env: A, file: /x}]", "exactly one of env, file, host"),
+        ("detect: [{env: A, matches: '('}]", "detect[0]: `(` is no regular expression"),
+        ("detect: [{host: 'a**'}]", "detect[0]: `a**` is no regular expression"),
+        ("env: [A]", "env needs `key: value` lines, found ['A']"),
+        ("queues: [a]", "queues needs `key: value` lines, found ['a']"),
+        ("queues: {q: {caches: x}}", "queues.q.caches needs `key: value` lines"),
+        ("defaults: {resources: x}", "defaults.resources needs `key: value` lines, found 'x'"),
+        ("nodes: {n: {defaults: {resources: [x]}}}", "nodes.n: defaults.resources needs"),
         ("env: {A: {value: '$(date)', why: w}}", "env.A.value"),
         ("env: {A: {value: '$X\"; date', why: w}}", "env.A.value"),
         ("env: {'A B': {value: 'x', why: w}}", "no name of a variable"),

@@ -12,6 +12,7 @@ from hpcddp.launch.limits import longest_time
 from hpcddp.launch.render import option_warnings, render_script
 from hpcddp.launch.request import Request, check_sizes, resolve_request
 from hpcddp.launch.step import Place
+from hpcddp.launch.submission import prepare_in
 from hpcddp.run_dir import RunDir
 
 TODAY = datetime.date(2026, 11, 30)
@@ -171,6 +172,35 @@ def test_a_variable_that_needs_an_option_goes_with_it(asked):
         assert "PROTO" not in script_of(without)
         said, _ = option_warnings(without.config, without.profile, PLACE)
         assert "PROTO=alt is not set: it needs --network=fast" in said
+
+
+def test_an_option_may_name_more_than_a_variable_needs(asked):
+    more = asked(GPUS + PAIR, "resources.sbatch.network='job_vni,fast'")
+    assert "export PROTO=alt" in script_of(more)
+    assert option_warnings(more.config, more.profile, PLACE) == ()
+    part = asked(GPUS + PAIR, "resources.sbatch.network=faster")
+    assert "PROTO" not in script_of(part)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("alt", ("PROTO=alt is exported, but needs --network=fast, which is not asked for.",)),
+        ("other", ()),
+    ],
+)
+def test_an_exported_variable_without_the_option_it_needs_is_warned_about(asked, value, said):
+    environ = {"PROTO": value}
+    without = asked(GPUS + PAIR, "resources.sbatch.network=null")
+    assert option_warnings(without.config, without.profile, PLACE, environ) == said
+    answer = explain(without, environ, TODAY)
+    for warnings in (answer.warnings, prepare_in(without, PLACE.run_dir, environ).warnings):
+        assert tuple(text for text in warnings if "PROTO" in text) == said
+    (row,) = [row for row in answer.env if row.name == "PROTO"]
+    assert (row.value, row.layer) == (value, "your environment")
+    assert row.why == ("needs --network=fast" if said else "wins over alt of site")
+    both = asked(GPUS + PAIR)
+    assert option_warnings(both.config, both.profile, PLACE, environ) == ()
 
 
 def run_lines(script, start, environ):
@@ -496,10 +526,11 @@ def test_names_that_nobody_reads_are_found_in_a_profile_of_ones_own(asked):
     assert "did you mean NCCL_SOCKET_IFNAME?" in two
 
 
+@pytest.mark.parametrize("verified_on", ["2026-08", "2026-08-31"])
 @pytest.mark.parametrize(("today", "warns"), [((2027, 8, 31), False), ((2027, 9, 1), True)])
-def test_an_old_profile_is_said_to_be_old(asked, today, warns):
-    answer = explain(asked(GPUS + "verified_on: '2026-08'"), {}, datetime.date(*today))
-    assert any("13 months ago (2026-08)" in text for text in answer.warnings) == warns
+def test_an_old_profile_is_said_to_be_old(asked, today, warns, verified_on):
+    answer = explain(asked(f"{GPUS}verified_on: '{verified_on}'"), {}, datetime.date(*today))
+    assert any(f"13 months ago ({verified_on})" in text for text in answer.warnings) == warns
 
 
 def test_an_interface_is_passed_on_unless_the_user_has_chosen(asked):

@@ -95,6 +95,15 @@ def test_check_looks_at_a_node_by_a_short_job(hpcddp, site):
         assert "eth0" in found["live"]
 
 
+def test_check_asks_for_a_node_as_the_profile_does_and_repeats_what_slurm_refuses(hpcddp, site):
+    queue = "queues: {main: {defaults: {resources: {constraint: no-such-feature}}}}"
+    site("here", f"extends: [testcluster]\n{queue}")
+    done = hpcddp("cluster", "check", "here", "--job", "--json")
+    (found,) = [part for part in findings(done) if part["what"] == "node"]
+    assert found["level"] == "untested"
+    assert "Invalid feature specification" in found["live"]
+
+
 def test_a_written_profile_can_be_checked_explained_and_used(hpcddp, site, cluster):
     done = hpcddp("cluster", "detect", "--write", "--name", "fresh")
     assert done.returncode == 0, done.stderr
