@@ -53,6 +53,31 @@ def test_gpus_are_asked_for_in_the_way_of_the_site_and_by_type(asked, request_, 
     assert f"#SBATCH {line}\n" in script
 
 
+@pytest.mark.parametrize(
+    ("request_", "line"),
+    [
+        ("gpus-per-node", "--gpus-per-node=l40s:4"),
+        ("gres", "--gres=gpu:l40s:4"),
+        ("gpus-per-task", "--gpus-per-task=l40s:1"),
+    ],
+)
+def test_the_type_of_gpu_that_is_typed_wins_over_the_profiles(asked, request_, line):
+    text = GPUS + f"gpu_request: {request_}\ngpu_type: h100"
+    assert f"#SBATCH {line}\n" in script_of(asked(text, "resources.gpu_type=l40s"))
+    assert "h100" not in script_of(asked(text, "resources.gpu_type=null"))
+    kept = asked(text).resolved
+    assert kept.config.resources.gpu_type == "h100"
+    assert kept.sources["resources.gpu_type"] == "cluster site"
+
+
+def test_a_type_of_gpu_is_refused_where_it_cannot_be_asked_for(asked):
+    with pytest.raises(ConfigError, match="site is not asked for GPUs"):
+        script_of(asked(GPUS + "gpu_request: implied", "resources.gpu_type=l40s"))
+    with pytest.raises(ConfigError, match="the type alone"):
+        script_of(asked(GPUS, "resources.gpu_type=l40s:2"))
+    assert "=h100_1g.10gb:4\n" in script_of(asked(GPUS, "resources.gpu_type=h100_1g.10gb"))
+
+
 def test_gpus_that_come_with_the_node_are_not_asked_for(asked):
     script = script_of(asked(GPUS + "gpu_request: implied"))
     assert "#SBATCH --ntasks-per-node=4\n" in script
