@@ -48,6 +48,14 @@ class ClusterProfile(ProfileFile):
     def has_gpus(self) -> bool:
         return self.gpu_request != "none"
 
+    def other_arch(self, machine: str) -> str:
+        """What the nodes are (`aarch64`) where a python for `machine` cannot run on them, else "";
+        also where a line of `setup` names another python.
+        """
+        is_other = self.launcher == "slurm" and self.node.arch not in ("", machine)
+        is_replaced = any(re.search(r"\bpython=", line) for line in self.setup)
+        return self.node.arch if is_other and not is_replaced else ""
+
     @property
     def network(self) -> tuple[tuple[str, str, EnvSetting], ...]:
         """Key, variable and value of the rules that each node applies to its own network."""

@@ -5,6 +5,7 @@ The nodes may have it all the same, so nothing here refuses anything.
 
 import difflib
 import os
+import platform
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -21,10 +22,13 @@ _BUILDER = re.compile(r"^@register_model\(\)\n(?:@.*\n|[ )].*\n)*def (\w+)", re.
 def missing_here(
     request: ResolvedRequest, runs: Path, environ: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """Sentences for whoever submits: a shared folder of runs, a program or what training needs."""
+    """Sentences for whoever submits: a shared folder of runs, a python for the nodes' processors, a
+    program or what training needs.
+    """
     command = request.config.command
     return (
         *_shared_runs(request, runs),
+        *_architecture(request),
         *(_programs(request, environ) if command else missing_to_train(request)),
     )
 
@@ -39,6 +43,18 @@ def _shared_runs(request: ResolvedRequest, runs: Path) -> Iterator[str]:
     if request.profile.launcher != "local":
         sentence = sharing_warning(runs, mount_of(runs))
         yield from [sentence] if sentence else []
+
+
+def _architecture(request: ResolvedRequest) -> Iterator[str]:
+    """The script names the python of this host."""
+    here, profile = platform.machine(), request.profile
+    there = profile.other_arch(here)
+    if there and not request.config.resources.container:
+        yield (
+            f"The nodes of {profile.name} are {there}, and this host with its python is {here}: it "
+            f"cannot run there. Submit from an {there} login node, or name a container: "
+            "resources.container=IMAGE."
+        )
 
 
 def _programs(request: ResolvedRequest, environ: Mapping[str, str]) -> Iterator[str]:

@@ -258,3 +258,14 @@ def test_a_login_node_without_slurm_is_described_and_no_secret_is_told(tmp_path)
     assert facts["profile"]["why"] == "--cluster generic"
     unknown = read_login_facts(environ, "nosuchcluster", tmp_path, lambda words: "")
     assert "nosuchcluster" in unknown["profile"]["error"]
+
+
+@pytest.mark.parametrize(("machine", "other"), [("x86_64", "aarch64"), ("aarch64", "")])
+def test_the_processors_of_the_nodes_are_told_beside_those_here(
+    machine, other, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    environ = {"PATH": str(tmp_path), "HOME": str(tmp_path)}
+    facts = read_login_facts(environ, "vista", tmp_path / "runs", lambda words: "")
+    told = facts["profile"]
+    assert (facts["machine"], told["arch"], told["other_arch"]) == (machine, "aarch64", other)

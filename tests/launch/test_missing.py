@@ -41,6 +41,32 @@ def test_submit_warns_of_data_that_are_not_there(workplace, root, is_said):
     assert (f"Warning: data.root={root} is not found here" in result.stderr) is is_said
 
 
+@pytest.mark.parametrize(
+    ("machine", "more", "is_said"),
+    [
+        ("x86_64", "", True),
+        ("aarch64", "", False),
+        ("x86_64", "setup: ['python=/arm/bin/python']", False),
+        ("x86_64", "defaults: {resources: {container: image}}", False),
+        ("x86_64", "queues: {a: {node: {arch: x86_64}}}\ndefault_queue: a", False),
+        ("x86_64", "launcher: local", False),
+    ],
+)
+def test_submit_warns_of_a_python_for_other_processors(
+    workplace, monkeypatch, machine, more, is_said
+):
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    profile = workplace / "configs/clusters/site.yaml"
+    profile.parent.mkdir(parents=True)
+    profile.write_text(
+        "gpu_request: none\nnode: {arch: aarch64}\ncontainer: {runtime: apptainer}\n" + more
+    )
+    result = hpcddp("submit", "--dry-run", "--cluster", "site", "train.global_batch=4")
+    said = "The nodes of site are aarch64, and this host with its python is x86_64"
+    assert (said in result.stderr) is is_said
+    assert not is_said or "resources.container=IMAGE" in result.stderr
+
+
 def test_submit_warns_where_the_nodes_may_not_see_the_runs(fake_sbatch, monkeypatch):
     def mounted_as(kind):
         mount = Mount("/", kind, "source")
