@@ -42,6 +42,7 @@ def profile_lines(profile: ClusterProfile, merged: Merged) -> list[str]:
         ("node", "" if values.get("nodes") else _node_text(values.get("node", {}))),
         ("all-reduce", f"{busbw:g} GB/s bus bandwidth" if busbw else ""),
         ("launch", " ".join((profile.launch, *profile.launch_program))),
+        ("discouraged", _discouraged(profile)),
         ("asks for GPUs by", profile.gpu_request),
     ]
     return [
@@ -99,6 +100,11 @@ def _account(profile: ClusterProfile) -> str:
     if not profile.account_required:
         return profile.account
     return f"required: {profile.account or 'give --account'}"
+
+
+def _discouraged(profile: ClusterProfile) -> str:
+    reasons = dataclasses.asdict(profile.discouraged).items()
+    return "; ".join(f"{launch}: {why}" for launch, why in reasons if why)
 
 
 def _node_rows(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -66,6 +66,14 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Discouraged:
+    """Why a site advises against a way of launching that works there; "" where it does not."""
+
+    srun: str = ""
+    torchrun: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Preemption:
     """How Slurm takes the nodes away here. None is "nobody knows".
 
@@ -135,6 +143,7 @@ class Block:
     gpu_request: GpuRequest = "gpus-per-node"
     gpu_type: str = ""
     launch: Literal["srun", "torchrun"] = "srun"
+    discouraged: Discouraged = field(default_factory=Discouraged)
     launch_program: tuple[str, ...] = ()
     node_rank_variable: str = ""
     node: NodeShape = field(default_factory=NodeShape)

@@ -49,6 +49,7 @@ def limit_warnings(
     dated = f" (profile of {profile.verified_on})" if profile.verified_on else ""
     found = [
         *_of_status(profile),
+        *_of_launch(profile),
         *_of_size(resources, profile, processes),
         *_of_time(resources, profile.limits),
     ]
@@ -71,6 +72,12 @@ def _of_status(profile: ClusterProfile) -> Iterator[str]:
     if profile.status in ("retired", "retiring"):
         after = f"; its successor is {profile.successor}" if profile.successor else ""
         yield f"the cluster is {profile.status}{after}"
+
+
+def _of_launch(profile: ClusterProfile) -> Iterator[str]:
+    if why := getattr(profile.discouraged, profile.launch):
+        other = "srun" if profile.launch == "torchrun" else "torchrun"
+        yield f"{profile.launch} is discouraged, as {why}: use resources.launch={other}"
 
 
 def _of_size(resources: Resources, profile: ClusterProfile, processes: int) -> Iterator[str]:

@@ -55,6 +55,7 @@ def test_show_tells_queues_limits_gaps_and_sources(cluster):
     isambard = cluster("show", "isambard-ai").stdout
     assert "163 GB/s bus bandwidth" in isambard
     assert "4 x GH200, 288 cores, aarch64" in isambard
+    assert "discouraged       torchrun: the site" in cluster("show", "frontier").stdout
     record = document(cluster("show", "frontier", "--json"))
     assert record["queues"]["batch"]["limits"]["time_by_nodes"]["91"] == "02:00:00"
     assert record["origins"]["env.NCCL_CROSS_NIC"] == "frontier"

@@ -340,6 +340,15 @@ def test_the_user_chooses_between_srun_and_torchrun(asked, program):
     assert "#SBATCH --ntasks-per-node=1\n" in script_of(asked(GPUS, "resources.launch=torchrun"))
 
 
+@pytest.mark.parametrize("launch", ["srun", "torchrun"])
+def test_a_way_of_launching_that_the_site_advises_against_is_warned_of(asked, launch):
+    text = GPUS + "verified_on: '2026-08'\ndiscouraged: {torchrun: it hangs there}"
+    request = asked(text, f"resources.launch={launch}")
+    said = option_warnings(request.config, request.profile, PLACE)
+    sentence = "site: torchrun is discouraged, as it hangs there: use resources.launch=srun"
+    assert said == ((f"{sentence} (profile of 2026-08).",) if launch == "torchrun" else ())
+
+
 def test_another_way_of_launching_is_refused_where_there_is_none(asked):
     with pytest.raises(ConfigError, match="use srun or torchrun"):
         asked(GPUS, "resources.launch=mpirun")
