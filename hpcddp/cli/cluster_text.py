@@ -42,6 +42,7 @@ def profile_lines(profile: ClusterProfile, merged: Merged) -> list[str]:
         ("node", "" if values.get("nodes") else _node_text(values.get("node", {}))),
         ("all-reduce", f"{busbw:g} GB/s bus bandwidth" if busbw else ""),
         ("launch", " ".join((profile.launch, *profile.launch_program))),
+        ("torchrun", " ".join(profile.torchrun_args)),
         ("discouraged", _discouraged(profile)),
         ("asks for GPUs by", profile.gpu_request),
     ]

@@ -154,7 +154,7 @@ def check_file(path: Path, values: Mapping[str, Any]) -> ProfileFile:
                 if setting is not None:
                     _check_setting(f"{where}: {section}.{name}", name, setting)
     given = build(ProfileFile, _as_given(values), str(path))
-    _check_numbers(path, given)
+    _check_texts(path, given)
     for number, sign in enumerate(given.detect):
         if sum(map(bool, (sign.env, sign.file, sign.host))) != 1:
             raise ConfigError(f"{path}: detect[{number}] needs exactly one of env, file, host.")
@@ -174,8 +174,8 @@ def _check_added(where: str, values: Mapping[str, Any]) -> None:
             )
 
 
-def _check_numbers(path: Path, given: ProfileFile) -> None:
-    """Refuse texts that should be numbers of nodes."""
+def _check_texts(path: Path, given: ProfileFile) -> None:
+    """Refuse texts that should be numbers of nodes, and words that are no options."""
     for name, variant in given.variants.items():
         nodes = variant.when.nodes if variant.when else ""
         if not re.fullmatch(r"(\d+\+?)?", nodes):
@@ -186,6 +186,9 @@ def _check_numbers(path: Path, given: ProfileFile) -> None:
         for most in block.limits.time_by_nodes:
             if not most.isdigit():
                 raise ConfigError(f"{path}: time_by_nodes: `{most}` is no number of nodes.")
+        for word in block.torchrun_args:
+            if not re.fullmatch(r"--[a-z][\w-]*(=.+)?", word):
+                raise ConfigError(f"{path}: torchrun_args: `{word}`: write --name or --name=value.")
 
 
 def check_names(merged: Merged) -> None:

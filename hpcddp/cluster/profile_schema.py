@@ -146,6 +146,7 @@ class Block:
     discouraged: Discouraged = field(default_factory=Discouraged)
     launch_program: tuple[str, ...] = ()
     node_rank_variable: str = ""
+    torchrun_args: tuple[str, ...] = ()
     node: NodeShape = field(default_factory=NodeShape)
     account: str = ""  # template, e.g. {project}@h100
     account_required: bool = False
