@@ -41,6 +41,7 @@ def profile_lines(profile: ClusterProfile, merged: Merged) -> list[str]:
         ("local disk", f"{d.path} ({d.kind})" if (d := profile.local) else ""),
         ("node", "" if values.get("nodes") else _node_text(values.get("node", {}))),
         ("all-reduce", f"{busbw:g} GB/s bus bandwidth" if busbw else ""),
+        ("limits", _limits_text(values)),
         ("launch", " ".join((profile.launch, *profile.launch_program))),
         ("torchrun", " ".join(profile.torchrun_args)),
         ("discouraged", _discouraged(profile)),
@@ -108,6 +109,10 @@ def _discouraged(profile: ClusterProfile) -> str:
     return "; ".join(f"{launch}: {why}" for launch, why in reasons if why)
 
 
+def _limits_text(block: Mapping[str, Any]) -> str:
+    return " ".join(f"{key}={text}" for key, text in block.get("limits", {}).items())
+
+
 def _node_rows(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name, block in values.get("nodes", {}).items():
         yield name, _node_text({**values.get("node", {}), **block.get("node", {})})
@@ -132,7 +137,6 @@ def _queue_rows(values: Mapping[str, Any], profile: ClusterProfile) -> Iterator[
         route = [
             f"{key}={asked[key]}" for key in ("partition", "qos", "constraint") if key in asked
         ]
-        limits = [f"{key}={text}" for key, text in queue.get("limits", {}).items()]
         preempt = queue.get("preempt")
         taken = preemption_text(Preemption(**preempt)) if preempt else ""
         mark = "*" if name == profile.queue else ""
@@ -140,7 +144,7 @@ def _queue_rows(values: Mapping[str, Any], profile: ClusterProfile) -> Iterator[
             f"{name}{mark}",
             queue.get("node_type", ""),
             " ".join(route),
-            " ".join(limits),
+            _limits_text(queue),
             taken,
         )
 

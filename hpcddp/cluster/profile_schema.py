@@ -54,7 +54,11 @@ class NodeShape:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the site allows one job. `time_by_nodes` maps "up to N nodes" to a longest time."""
+    """What the site allows one job. `time_by_nodes` maps "up to N nodes" to a longest time.
+
+    `whole_node`: `required` where nodes are given whole, whatever is asked for; `or_one_gpu` where
+    a job has whole nodes or exactly one GPU.
+    """
 
     time_max: str | None = None
     time_min: str | None = None
@@ -63,6 +67,7 @@ class Limits:
     nodes_min: int | None = None
     nodes_max: int | None = None
     gpus_max: int | None = None
+    whole_node: Literal["", "required", "or_one_gpu"] = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,6 +91,8 @@ def _of_size(resources: Resources, profile: ClusterProfile, processes: int) -> I
         yield f"{nodes * gpus} GPUs, but a job may have {limits.gpus_max}"
     if node.gpus and gpus > node.gpus:
         yield f"{gpus} GPUs per node, but a node has {node.gpus}"
+    else:
+        yield from _of_part(profile, gpus, nodes)
     cpus = processes * cpus_of_process(resources, processes)
     if node.cpus and cpus > node.cpus:
         most = max(node.cpus // max(processes, gpus), 1)
@@ -98,6 +100,19 @@ def _of_size(resources: Resources, profile: ClusterProfile, processes: int) -> I
             f"resources.cpus_per_process={resources.cpus_per_process} makes {cpus} CPUs per node, "
             f"but a job gets at most {node.cpus} and this one would never start: use {most}"
         )
+
+
+def _of_part(profile: ClusterProfile, gpus: int, nodes: int) -> Iterator[str]:
+    """Of a job with some of the GPUs of its nodes."""
+    rule, most = profile.limits.whole_node, profile.node.gpus
+    if not gpus or gpus == most:
+        return
+    if rule == "required" and most:
+        yield f"{gpus} GPUs per node, but nodes are given and charged whole: use {most}"
+    if rule == "or_one_gpu" and nodes * gpus > 1:
+        own = f"clusters/{profile.name}.local.yaml"
+        whole = f"{most} per node" if most else f"all of a node (`node: {{gpus: N}}` in {own})"
+        yield f"{gpus} GPUs on {nodes} node(s), but a job has one or whole nodes: use 1, or {whole}"
 
 
 def _of_time(resources: Resources, limits: Limits) -> Iterator[str]:

@@ -159,6 +159,38 @@ def test_what_is_beyond_the_limits_is_said_before_the_queue(asked, nodes, words,
     assert not said or "site, queue day: " in said
 
 
+@pytest.mark.parametrize(
+    ("rule", "gpus", "nodes", "must_say"),
+    [
+        ("required", 4, 2, ""),
+        ("required", 2, 2, "2 GPUs per node, but nodes are given and charged whole: use 4"),
+        ("required", 8, 1, "8 GPUs per node, but a node has 4"),
+        ("or_one_gpu", 1, 1, ""),
+        ("or_one_gpu", 4, 2, ""),
+        (
+            "or_one_gpu",
+            2,
+            1,
+            "2 GPUs on 1 node(s), but a job has one or whole nodes: use 1, or 4",
+        ),
+        ("or_one_gpu", 1, 2, "1 GPUs on 2 node(s), but a job has one or whole nodes"),
+    ],
+)
+def test_a_part_of_a_node_is_warned_of_where_nodes_are_whole(asked, rule, gpus, nodes, must_say):
+    text = GPUS + f"limits: {{whole_node: {rule}}}"
+    request = asked(text, "resources.cpus_per_process=4", nodes=nodes, gpus_per_node=gpus)
+    said = option_warnings(request.config, request.profile, PLACE)
+    assert len(said) == bool(must_say)
+    assert must_say in "".join(said)
+
+
+def test_where_the_size_of_a_node_is_not_known_the_way_to_say_it_is_named(asked):
+    text = "limits: {whole_node: or_one_gpu}"
+    request = asked(text, nodes=1, gpus_per_node=4)
+    (said,) = option_warnings(request.config, request.profile, PLACE)
+    assert "use 1, or all of a node (`node: {gpus: N}` in clusters/site.local.yaml)" in said
+
+
 def test_a_retired_cluster_names_its_successor(asked):
     request = asked(GPUS + "status: retired\nsuccessor: next")
     (said,) = option_warnings(request.config, request.profile, PLACE)
