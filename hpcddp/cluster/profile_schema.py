@@ -67,6 +67,8 @@ class Limits:
     nodes_min: int | None = None
     nodes_max: int | None = None
     gpus_max: int | None = None
+    cpus_max: int | None = None
+    memory_max_gb: float | None = None
     whole_node: Literal["", "required", "or_one_gpu"] = ""
 
 

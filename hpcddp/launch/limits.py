@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hpcddp.cluster.option_values import parse_time_limit
+from hpcddp.cluster.option_values import parse_memory, parse_time_limit
 from hpcddp.cluster.options import is_given
 from hpcddp.cluster.profile import ClusterProfile
 from hpcddp.cluster.profile_schema import Limits
@@ -51,6 +51,7 @@ def limit_warnings(
         *_of_status(profile),
         *_of_launch(profile),
         *_of_size(resources, profile, processes),
+        *_of_share(resources, profile, processes),
         *_of_time(resources, profile.limits),
     ]
     return tuple(f"{where}: {sentence}{dated}." for sentence in found)
@@ -86,7 +87,7 @@ def _of_size(resources: Resources, profile: ClusterProfile, processes: int) -> I
         yield f"{nodes} nodes, but at most {limits.nodes_max} are allowed"
     if limits.nodes_min and nodes < limits.nodes_min:
         yield f"{nodes} nodes, but at least {limits.nodes_min} are needed"
-    gpus = processes * gpus_per_process(resources, processes) if profile.has_gpus else 0
+    gpus = _gpus_per_node(resources, profile, processes)
     if limits.gpus_max and nodes * gpus > limits.gpus_max:
         yield f"{nodes * gpus} GPUs, but a job may have {limits.gpus_max}"
     if node.gpus and gpus > node.gpus:
@@ -102,13 +103,38 @@ def _of_size(resources: Resources, profile: ClusterProfile, processes: int) -> I
         )
 
 
+def _gpus_per_node(resources: Resources, profile: ClusterProfile, processes: int) -> int:
+    return processes * gpus_per_process(resources, processes) if profile.has_gpus else 0
+
+
+def _of_share(resources: Resources, profile: ClusterProfile, processes: int) -> Iterator[str]:
+    """Of CPUs and memory of the whole job."""
+    limits, nodes = profile.limits, resources.nodes
+    gpus = nodes * _gpus_per_node(resources, profile, processes)
+    cpus = nodes * processes * cpus_of_process(resources, processes)
+    if limits.cpus_max and cpus > limits.cpus_max:
+        each = max(limits.cpus_max // max(gpus, nodes * processes), 1)
+        yield (
+            f"{cpus} CPUs, but a job may have {limits.cpus_max}: use "
+            f"resources.cpus_per_process={each}"
+        )
+    for key, parts in (("mem", nodes), ("mem_per_cpu", cpus), ("mem_per_gpu", gpus)):
+        memory_gb = parts * parse_memory(getattr(resources, key) or 0, key) / 1024
+        if limits.memory_max_gb and memory_gb > limits.memory_max_gb:
+            least = int(limits.memory_max_gb * 1024 / parts)
+            yield (
+                f"{memory_gb:g} GB of memory, but a job may have {limits.memory_max_gb:g}: use "
+                f"resources.{key}={least}M"
+            )
+
+
 def _of_part(profile: ClusterProfile, gpus: int, nodes: int) -> Iterator[str]:
     """Of a job with some of the GPUs of its nodes."""
     rule, most = profile.limits.whole_node, profile.node.gpus
     if not gpus or gpus == most:
         return
     if rule == "required" and most:
-        yield f"{gpus} GPUs per node, but nodes are given and charged whole: use {most}"
+        yield f"{gpus} GPUs per node, but nodes are given whole: use {most}"
     if rule == "or_one_gpu" and nodes * gpus > 1:
         own = f"clusters/{profile.name}.local.yaml"
         whole = f"{most} per node" if most else f"all of a node (`node: {{gpus: N}}` in {own})"

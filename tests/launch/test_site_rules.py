@@ -163,7 +163,7 @@ def test_what_is_beyond_the_limits_is_said_before_the_queue(asked, nodes, words,
     ("rule", "gpus", "nodes", "must_say"),
     [
         ("required", 4, 2, ""),
-        ("required", 2, 2, "2 GPUs per node, but nodes are given and charged whole: use 4"),
+        ("required", 2, 2, "2 GPUs per node, but nodes are given whole: use 4"),
         ("required", 8, 1, "8 GPUs per node, but a node has 4"),
         ("or_one_gpu", 1, 1, ""),
         ("or_one_gpu", 4, 2, ""),
@@ -179,6 +179,30 @@ def test_what_is_beyond_the_limits_is_said_before_the_queue(asked, nodes, words,
 def test_a_part_of_a_node_is_warned_of_where_nodes_are_whole(asked, rule, gpus, nodes, must_say):
     text = GPUS + f"limits: {{whole_node: {rule}}}"
     request = asked(text, "resources.cpus_per_process=4", nodes=nodes, gpus_per_node=gpus)
+    said = option_warnings(request.config, request.profile, PLACE)
+    assert len(said) == bool(must_say)
+    assert must_say in "".join(said)
+
+
+@pytest.mark.parametrize(
+    ("words", "must_say"),
+    [
+        (["resources.cpus_per_process=4"], ""),
+        ([], "64 CPUs, but a job may have 32: use resources.cpus_per_process=4"),
+        (["train.replicas=dp"], "64 CPUs, but a job may have 32: use resources.cpus_per_process=4"),
+        (["resources.cpus_per_process=4", "resources.mem=24G"], ""),
+        (["resources.cpus_per_process=4", "resources.mem=24577M"], "use resources.mem=24576M"),
+        (["resources.cpus_per_process=4", "resources.mem_per_gpu=12G"], "96 GB of memory, but"),
+        (["resources.cpus_per_process=4", "resources.mem_per_cpu=1G"], ""),
+        (
+            ["resources.cpus_per_process=4", "resources.mem_per_cpu=2G"],
+            "resources.mem_per_cpu=1536M",
+        ),
+        (["resources.cpus_per_process=4", "resources.mem=0"], ""),
+    ],
+)
+def test_cpus_and_memory_of_the_whole_job_are_held_against_the_limits(asked, words, must_say):
+    request = asked(GPUS + "limits: {cpus_max: 32, memory_max_gb: 48}", *words)
     said = option_warnings(request.config, request.profile, PLACE)
     assert len(said) == bool(must_say)
     assert must_say in "".join(said)
