@@ -37,7 +37,7 @@ def profile_lines(profile: ClusterProfile, merged: Merged) -> list[str]:
         ("files", ", ".join(path.stem for path in profile.files)),
         ("account", _account(profile)),
         ("internet", profile.internet),
-        ("scratch", profile.scratch),
+        ("scratch", _scratch(profile)),
         ("local disk", f"{d.path} ({d.kind})" if (d := profile.local) else ""),
         ("node", "" if values.get("nodes") else _node_text(values.get("node", {}))),
         ("all-reduce", f"{busbw:g} GB/s bus bandwidth" if busbw else ""),
@@ -102,6 +102,11 @@ def _account(profile: ClusterProfile) -> str:
     if not profile.account_required:
         return profile.account
     return f"required: {profile.account or 'give --account'}"
+
+
+def _scratch(profile: ClusterProfile) -> str:
+    days = profile.scratch_purge_days
+    return f"{profile.scratch}{f', emptied after {days} days' if days else ''}"
 
 
 def _discouraged(profile: ClusterProfile) -> str:

@@ -175,6 +175,7 @@ class Block:
     container: Container = field(default_factory=Container)
     internet: Literal["", "open", "proxy", "none"] = ""
     scratch: str = ""
+    scratch_purge_days: int | None = None
     local: LocalDisk | None = None
     caches: Mapping[str, EnvSetting] = field(default_factory=dict)
     expected_busbw_gb_per_s: float | None = None

@@ -42,6 +42,34 @@ def test_submit_warns_of_data_that_are_not_there(workplace, root, is_said):
 
 
 @pytest.mark.parametrize(
+    ("scratch", "days", "is_said"),
+    [
+        ("$HERE", "14", True),
+        ("{project}/link/", "14", True),
+        ("$HERE/ru", "14", False),
+        ("$HERE", "null", False),
+        ("$NOT_SET", "14", False),
+        ("", "14", False),
+    ],
+)
+def test_submit_warns_where_the_site_deletes_old_runs(
+    workplace, monkeypatch, scratch, days, is_said
+):
+    monkeypatch.setenv("HERE", str(workplace))
+    monkeypatch.delenv("NOT_SET", raising=False)
+    (workplace / "link").symlink_to(workplace)
+    profile = workplace / "configs/clusters/site.yaml"
+    profile.parent.mkdir(parents=True)
+    profile.write_text(
+        f'gpu_request: none\nscratch: "{scratch}"\nscratch_purge_days: {days}\n'
+        f"defaults: {{resources: {{project: {workplace}}}}}\n"
+    )
+    result = hpcddp("submit", "--dry-run", "--cluster", "site")
+    assert ("site deletes files on " in result.stderr) is is_said
+    assert not is_said or "after 14 days, and the runs are there" in result.stderr
+
+
+@pytest.mark.parametrize(
     ("machine", "more", "is_said"),
     [
         ("x86_64", "", True),
