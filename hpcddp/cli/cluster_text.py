@@ -39,11 +39,14 @@ def profile_lines(profile: ClusterProfile, merged: Merged) -> list[str]:
         ("files", ", ".join(path.stem for path in profile.files)),
         ("account", _account(profile)),
         ("internet", profile.internet),
-        ("scratch", profile.scratch),
+        ("scratch", _scratch(profile)),
         ("local disk", f"{d.path} ({d.kind})" if (d := profile.local) else ""),
         ("node", "" if values.get("nodes") else _node_text(values.get("node", {}))),
         ("all-reduce", f"{busbw:g} GB/s bus bandwidth" if busbw else ""),
+        ("limits", _limits_text(values)),
         ("launch", " ".join((profile.launch, *profile.launch_program))),
+        ("torchrun", " ".join(profile.torchrun_args)),
+        ("discouraged", _discouraged(profile)),
         ("asks for GPUs by", profile.gpu_request),
     ]
     return [
@@ -103,6 +106,21 @@ def _account(profile: ClusterProfile) -> str:
     return f"required: {profile.account or 'give --account'}"
 
 
+def _scratch(profile: ClusterProfile) -> str:
+    days = profile.scratch_purge_days
+    return f"{profile.scratch}{f', emptied after {days} days' if days else ''}"
+
+
+def _discouraged(profile: ClusterProfile) -> str:
+    reasons = dataclasses.asdict(profile.discouraged).items()
+    return "; ".join(f"{launch}: {why}" for launch, why in reasons if why)
+
+
+def _limits_text(block: Mapping[str, Any]) -> str:
+    known = (block.get("limits") or {}).items()  # null takes away what is inherited
+    return " ".join(f"{key}={text}" for key, text in known if text is not None)
+
+
 def _node_rows(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name, block in values.get("nodes", {}).items():
         yield name, _node_text({**values.get("node", {}), **block.get("node", {})})
@@ -127,8 +145,6 @@ def _queue_rows(values: Mapping[str, Any], profile: ClusterProfile) -> Iterator[
         route = [
             f"{key}={asked[key]}" for key in ("partition", "qos", "constraint") if key in asked
         ]
-        known = (queue.get("limits") or {}).items()  # null takes away what is inherited
-        limits = [f"{key}={text}" for key, text in known if text is not None]
         preempt = queue.get("preempt")
         taken = preemption_text(Preemption(**preempt)) if preempt else ""
         mark = "*" if name == profile.queue else ""
@@ -136,7 +152,7 @@ def _queue_rows(values: Mapping[str, Any], profile: ClusterProfile) -> Iterator[
             f"{name}{mark}",
             queue.get("node_type", ""),
             " ".join(route),
-            " ".join(limits),
+            _limits_text(queue),
             taken,
         )
 

@@ -55,6 +55,14 @@ class ClusterProfile(ProfileFile):
     def has_gpus(self) -> bool:
         return self.gpu_request != "none"
 
+    def other_arch(self, machine: str) -> str:
+        """What the nodes are (`aarch64`) where a python for `machine` cannot run on them, else "";
+        also where a line of `setup` names another python.
+        """
+        is_other = self.launcher == "slurm" and self.node.arch not in ("", machine)
+        is_replaced = any(re.search(r"\bpython=", line) for line in self.setup)
+        return self.node.arch if is_other and not is_replaced else ""
+
     @property
     def network(self) -> tuple[tuple[str, str, EnvSetting], ...]:
         """Key, variable and value of the rules that each node applies to its own network."""
@@ -233,8 +241,8 @@ def _holds(
 
 
 def _derive(settled: Merged, asked: Resources) -> None:
-    """What follows from other values: all GPUs of a node, the account, working offline; and the
-    way of launching that was asked for.
+    """What follows from other values: all GPUs of a node and their type, the account, working
+    offline; and the way of launching that was asked for.
     """
     values = settled.values
     launch = asked.launch or _default(values, "launch")
@@ -243,6 +251,9 @@ def _derive(settled: Merged, asked: Resources) -> None:
     if values.get("node", {}).get("gpus") and _default(values, "gpus_per_node") is None:
         gpus = {"gpus_per_node": values["node"]["gpus"]}
         settled.put({"defaults": {"resources": gpus}}, lambda _: "all of a node (node.gpus)")
+    if values.get("gpu_type") and _default(values, "gpu_type") is None:
+        kind = {"defaults": {"resources": {"gpu_type": values["gpu_type"]}}}
+        settled.put(kind, lambda _: settled.origins[("gpu_type",)])
     project = asked.project or _default(values, "project")
     if values.get("account") and project and not _default(values, "account"):
         account = {"account": values["account"].replace("{project}", project)}

@@ -174,7 +174,7 @@ def check_file(path: Path, values: Mapping[str, Any]) -> ProfileFile:
                     _check_setting(f"{where}: {section}.{name}", name, setting)
         _check_resources(where, dict(_items(block.get("defaults"))).get("resources"))
     given = build(ProfileFile, _as_given(values), str(path))
-    _check_numbers(path, given)
+    _check_texts(path, given)
     _check_signs(path, given)
     if given.verified_on and not _DATE.fullmatch(given.verified_on):
         raise ConfigError(
@@ -223,8 +223,8 @@ def _check_added(where: str, values: Mapping[str, Any]) -> None:
             )
 
 
-def _check_numbers(path: Path, given: ProfileFile) -> None:
-    """Refuse texts that should be numbers of nodes."""
+def _check_texts(path: Path, given: ProfileFile) -> None:
+    """Refuse texts that should be numbers of nodes, and words that are no options."""
     for name, variant in given.variants.items():
         nodes = variant.when.nodes if variant.when else ""
         if not re.fullmatch(r"(\d+\+?)?", nodes):
@@ -235,6 +235,9 @@ def _check_numbers(path: Path, given: ProfileFile) -> None:
         for most in block.limits.time_by_nodes:
             if not most.isdigit():
                 raise ConfigError(f"{path}: time_by_nodes: `{most}` is no number of nodes.")
+        for word in block.torchrun_args:
+            if not re.fullmatch(r"--[a-z][\w-]*(=.+)?", word):
+                raise ConfigError(f"{path}: torchrun_args: `{word}`: write --name or --name=value.")
 
 
 def check_names(merged: Merged) -> None:

@@ -54,7 +54,11 @@ class NodeShape:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the site allows one job. `time_by_nodes` maps "up to N nodes" to a longest time."""
+    """What the site allows one job. `time_by_nodes` maps "up to N nodes" to a longest time.
+
+    `whole_node`: `required` where nodes are given whole, whatever is asked for; `or_one_gpu` where
+    a job has whole nodes or exactly one GPU.
+    """
 
     time_max: str | None = None
     time_min: str | None = None
@@ -63,6 +67,17 @@ class Limits:
     nodes_min: int | None = None
     nodes_max: int | None = None
     gpus_max: int | None = None
+    cpus_max: int | None = None
+    memory_max_gb: float | None = None
+    whole_node: Literal["", "required", "or_one_gpu"] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Discouraged:
+    """Why a site advises against a way of launching that works there; "" where it does not."""
+
+    srun: str = ""
+    torchrun: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +150,10 @@ class Block:
     gpu_request: GpuRequest = "gpus-per-node"
     gpu_type: str = ""
     launch: Literal["srun", "torchrun"] = "srun"
+    discouraged: Discouraged = field(default_factory=Discouraged)
     launch_program: tuple[str, ...] = ()
     node_rank_variable: str = ""
+    torchrun_args: tuple[str, ...] = ()
     node: NodeShape = field(default_factory=NodeShape)
     account: str = ""  # template, e.g. {project}@h100
     account_required: bool = False
@@ -158,6 +175,7 @@ class Block:
     container: Container = field(default_factory=Container)
     internet: Literal["", "open", "proxy", "none"] = ""
     scratch: str = ""
+    scratch_purge_days: int | None = None
     local: LocalDisk | None = None
     caches: Mapping[str, EnvSetting] = field(default_factory=dict)
     expected_busbw_gb_per_s: float | None = None

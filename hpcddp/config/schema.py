@@ -16,6 +16,7 @@ class Resources:
 
     nodes: int = 1
     gpus_per_node: int | None = None  # profile; 0 or None on clusters without GPUs
+    gpu_type: str | None = None  # profile; the type named in that request, e.g. l40s
     processes_per_node: int | None = None  # one per GPU; without GPUs the profile's number
     cpus_per_process: int | None = None  # profile
     time: str | None = None  # Slurm's forms: minutes, HH:MM:SS, D-HH:MM:SS

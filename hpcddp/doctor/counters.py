@@ -15,11 +15,14 @@ class Counters:
     """Bytes sent since the host started, by interface and by port of an RDMA adapter.
 
     What an interface over InfiniBand (IPoIB) has sent, the adapter below it has counted as well.
+    Cards of Slingshot are only named: of what they send themselves they have no such counter, and
+    their interfaces (hsn0) count what goes over sockets.
     """
 
     interfaces: Mapping[str, int] = field(default_factory=dict)
     over_infiniband: Mapping[str, int] = field(default_factory=dict)
     adapters: Mapping[str, int] = field(default_factory=dict)
+    slingshot: tuple[str, ...] = ()
 
     def since(self, before: "Counters") -> "Counters":
         """What was sent between the two moments; a counter that began anew counts as nothing."""
@@ -27,6 +30,7 @@ class Counters:
             _differences(before.interfaces, self.interfaces),
             _differences(before.over_infiniband, self.over_infiniband),
             _differences(before.adapters, self.adapters),
+            self.slingshot,
         )
 
 
@@ -44,7 +48,8 @@ def read_counters(sys_root: Path = _SYS) -> Counters:
         for port in sorted((sys_root / "class/infiniband").glob("*/ports/*"))
         if (count := _sent_by(port)) is not None
     }
-    return Counters(interfaces, over_infiniband, adapters)
+    cards = tuple(sorted(folder.name for folder in (sys_root / "class/cxi").glob("cxi*")))
+    return Counters(interfaces, over_infiniband, adapters, cards)
 
 
 def _sent_by(port: Path) -> int | None:

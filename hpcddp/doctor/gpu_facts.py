@@ -8,23 +8,25 @@ from typing import Any
 from hpcddp.doctor.findings import Facts
 
 _DRIVER = Path("/proc/driver/nvidia")
+_AMD = Path("/dev/kfd")  # what ROCm computes through
 # Bits of the reasons for a lower clock that do not come with ordinary load or rest.
 _SLOWDOWNS = {0x08: "hardware slowdown", 0x20: "heat", 0x40: "heat (hardware)", 0x80: "power brake"}
 
 
-def read_gpus(driver: Path = _DRIVER) -> dict[str, Any]:
+def read_gpus(driver: Path = _DRIVER, amd: Path = _AMD) -> dict[str, Any]:
     """The facts `gpus`, `lost_gpus` (what the library says of each that does not answer), `driver`
     (its version) and `no_gpu` (why there are none, "" if there are).
     """
+    none = "AMD GPUs are not read by doctor; rocm-smi shows them" if amd.exists() else ""
     try:
         nvml = import_module("pynvml")
     except ModuleNotFoundError:
         missing = "pip install nvidia-ml-py, to look at the GPUs"
-        return no_gpus(missing if driver.exists() else "no NVIDIA GPU")
+        return no_gpus(missing if driver.exists() else none or "no NVIDIA GPU")
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        return no_gpus(f"no NVIDIA GPU ({error})")
+        return no_gpus(none or f"no NVIDIA GPU ({error})")
     try:
         return _all_gpus(nvml)
     except nvml.NVMLError as error:

@@ -170,7 +170,7 @@ def expected_bandwidth(processes: Processes, measured: Facts) -> Places:
 
 
 def sockets(processes: Processes, measured: Facts) -> Places:
-    """Did the all-reduces go over InfiniBand, or fall back to sockets?"""
+    """Did the all-reduces go over InfiniBand or Slingshot, or fall back to sockets?"""
     reduced, moved = measured["allreduce"], measured["moved"]
     if reduced is None or not moved:
         yield "", not_testable("nothing crossed a network")
@@ -181,19 +181,30 @@ def sockets(processes: Processes, measured: Facts) -> Places:
 
 def _transport(sent: Mapping[str, Any], backend: str) -> Verdict:
     by_socket = {**sent["interfaces"], **sent["over_infiniband"]}
+    slingshot = ", ".join(sent["slingshot"])
     rdma = max(0, sum(sent["adapters"].values()) - sum(sent["over_infiniband"].values()))
     enough = _MOVED_SHARE * sent["payload_bytes"]
     if rdma >= enough and sent["adapters"]:
         return ok("RDMA adapters carried the all-reduces")
     if sum(by_socket.values()) < enough:
-        return not_testable("neither adapters nor interfaces have counted the all-reduces")
-    if not sent["adapters"]:
+        idle = f"{slingshot}: no counter; but interfaces carried little, as they should"
+        unknown = "neither adapters nor interfaces have counted the all-reduces"
+        return not_testable(idle if slingshot else unknown)
+    if not sent["adapters"] and not slingshot:
         return not_testable("no RDMA adapter; interfaces carried the all-reduces")
     if backend != "nccl":
         return not_testable(f"interfaces carried the all-reduces, as always with {backend}")
     busiest = max(by_socket, key=lambda name: by_socket[name])
+    said = f"sockets: {busiest} sent {bytes_text(by_socket[busiest])}"
+    if slingshot:
+        return fail(
+            said,
+            f"Slingshot ({slingshot}) through NCCL's plugin for libfabric",
+            "load the site's module with aws-ofi-nccl or aws-ofi-rccl (`modules` in the profile); "
+            "export NCCL_DEBUG=INFO and look for `NET/OFI`",
+        )
     return fail(
-        f"sockets: {busiest} sent {bytes_text(by_socket[busiest])}, RDMA {bytes_text(rdma)}",
+        f"{said}, RDMA {bytes_text(rdma)}",
         "RDMA over the adapters, which lay idle or carried IP",
         "unset NCCL_IB_DISABLE NCCL_NET; export NCCL_DEBUG=INFO and look for `NET/IB`",
     )

@@ -45,6 +45,21 @@ def torch(facts: Facts) -> Verdict:
     return ok(f"{version}, torchvision {beside} in {where}")
 
 
+def architecture(facts: Facts) -> Verdict:
+    here, profile = facts["machine"], facts["profile"]
+    if profile.get("launcher") == "local":
+        return not_testable(_NOT_NEEDED)
+    if not profile.get("arch"):
+        return not_testable("the profile does not say what processors the nodes have")
+    if there := profile["other_arch"]:
+        return warn(
+            f"{here} here, {there} on the nodes",
+            f"a python for {there}: jobs start the one of this host",
+            f"log in to an {there} login node, or resources.container=IMAGE",
+        )
+    return ok(f"{profile['arch']} on the nodes, {here} here")
+
+
 def slurm(facts: Facts) -> Verdict:
     if facts["profile"].get("launcher") == "local":
         return not_testable("not needed: the profile runs jobs on this machine")
@@ -182,6 +197,7 @@ def caches(facts: Facts) -> Verdict:
 
 LOGIN_CHECKS: dict[str, Callable[[Facts], Verdict]] = {
     "torch": torch,
+    "architecture": architecture,
     "slurm": slurm,
     "profile": profile,
     RUNS_SHARED: runs_shared,

@@ -39,6 +39,7 @@ def read_login_facts(
         "host": socket.gethostname(),
         "python": platform.python_version(),
         "executable": sys.executable,
+        "machine": platform.machine(),
         "packages": {name: _version(name) for name in ("torch", "torchvision")},
         "commands": {name: shutil.which(name, path=environ.get("PATH")) for name in _COMMANDS},
         "slurm_version": live.version if live else "",
@@ -73,6 +74,8 @@ def _profile(
         "why": why,
         "asked_for": asked != "auto",
         "launcher": profile.launcher,
+        "arch": profile.node.arch,
+        "other_arch": profile.other_arch(platform.machine()),
         "time_min": profile.limits.time_min,
     }
 

@@ -206,6 +206,9 @@ def _launch_rows(request: ResolvedRequest, place: Place) -> Iterator[Row]:
     if profile.launcher == "local":
         key, program, why = "launcher", "python", "processes of this machine, without Slurm"
     yield Row(program, "", profile.origins.get((key,), "default"), why)
+    if is_torchrun and profile.torchrun_args:
+        layer = profile.origins.get(("torchrun_args",), profile.name)
+        yield Row(f"torchrun {' '.join(profile.torchrun_args)}", "", layer, "words of the site's")
     if resources.container:
         runtime = profile.container.runtime
         words = " ".join(container_words(resources, profile, place)) or runtime

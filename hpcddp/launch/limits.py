@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hpcddp.cluster.option_values import parse_time_limit
+from hpcddp.cluster.option_values import parse_memory, parse_time_limit
 from hpcddp.cluster.options import is_given
 from hpcddp.cluster.profile import ClusterProfile
 from hpcddp.cluster.profile_schema import Limits
@@ -49,7 +49,9 @@ def limit_warnings(
     dated = f" (profile of {profile.verified_on})" if profile.verified_on else ""
     found = [
         *_of_status(profile),
+        *_of_launch(profile),
         *_of_size(resources, profile, processes),
+        *_of_share(resources, profile, processes),
         *_of_time(resources, profile.limits),
     ]
     return tuple(f"{where}: {sentence}{dated}." for sentence in found)
@@ -73,17 +75,25 @@ def _of_status(profile: ClusterProfile) -> Iterator[str]:
         yield f"the cluster is {profile.status}{after}"
 
 
+def _of_launch(profile: ClusterProfile) -> Iterator[str]:
+    if why := getattr(profile.discouraged, profile.launch):
+        other = "srun" if profile.launch == "torchrun" else "torchrun"
+        yield f"{profile.launch} is discouraged, as {why}: use resources.launch={other}"
+
+
 def _of_size(resources: Resources, profile: ClusterProfile, processes: int) -> Iterator[str]:
     limits, node, nodes = profile.limits, profile.node, resources.nodes
     if limits.nodes_max and nodes > limits.nodes_max:
         yield f"{nodes} nodes, but at most {limits.nodes_max} are allowed"
     if limits.nodes_min and nodes < limits.nodes_min:
         yield f"{nodes} nodes, but at least {limits.nodes_min} are needed"
-    gpus = processes * gpus_per_process(resources, processes) if profile.has_gpus else 0
+    gpus = _gpus_per_node(resources, profile, processes)
     if limits.gpus_max and nodes * gpus > limits.gpus_max:
         yield f"{nodes * gpus} GPUs, but a job may have {limits.gpus_max}"
     if node.gpus and gpus > node.gpus:
         yield f"{gpus} GPUs per node, but a node has {node.gpus}"
+    else:
+        yield from _of_part(profile, gpus, nodes)
     cpus = processes * cpus_of_process(resources, processes)
     if node.cpus and cpus > node.cpus:
         most = max(node.cpus // max(processes, gpus), 1)
@@ -91,6 +101,44 @@ def _of_size(resources: Resources, profile: ClusterProfile, processes: int) -> I
             f"resources.cpus_per_process={resources.cpus_per_process} makes {cpus} CPUs per node, "
             f"but a job gets at most {node.cpus} and this one would never start: use {most}"
         )
+
+
+def _gpus_per_node(resources: Resources, profile: ClusterProfile, processes: int) -> int:
+    return processes * gpus_per_process(resources, processes) if profile.has_gpus else 0
+
+
+def _of_share(resources: Resources, profile: ClusterProfile, processes: int) -> Iterator[str]:
+    """Of CPUs and memory of the whole job."""
+    limits, nodes = profile.limits, resources.nodes
+    gpus = nodes * _gpus_per_node(resources, profile, processes)
+    cpus = nodes * processes * cpus_of_process(resources, processes)
+    if limits.cpus_max and cpus > limits.cpus_max:
+        each = max(limits.cpus_max // max(gpus, nodes * processes), 1)
+        yield (
+            f"{cpus} CPUs, but a job may have {limits.cpus_max}: use "
+            f"resources.cpus_per_process={each}"
+        )
+    for key, parts in (("mem", nodes), ("mem_per_cpu", cpus), ("mem_per_gpu", gpus)):
+        memory_gb = parts * parse_memory(getattr(resources, key) or 0, key) / 1024
+        if limits.memory_max_gb and memory_gb > limits.memory_max_gb:
+            least = int(limits.memory_max_gb * 1024 / parts)
+            yield (
+                f"{memory_gb:g} GB of memory, but a job may have {limits.memory_max_gb:g}: use "
+                f"resources.{key}={least}M"
+            )
+
+
+def _of_part(profile: ClusterProfile, gpus: int, nodes: int) -> Iterator[str]:
+    """Of a job with some of the GPUs of its nodes."""
+    rule, most = profile.limits.whole_node, profile.node.gpus
+    if not gpus or gpus == most:
+        return
+    if rule == "required" and most:
+        yield f"{gpus} GPUs per node, but nodes are given whole: use {most}"
+    if rule == "or_one_gpu" and nodes * gpus > 1:
+        own = f"clusters/{profile.name}.local.yaml"
+        whole = f"{most} per node" if most else f"all of a node (`node: {{gpus: N}}` in {own})"
+        yield f"{gpus} GPUs on {nodes} node(s), but a job has one or whole nodes: use 1, or {whole}"
 
 
 def _of_time(resources: Resources, limits: Limits) -> Iterator[str]:

@@ -5,13 +5,16 @@ The nodes may have it all the same, so nothing here refuses anything.
 
 import difflib
 import os
+import platform
 import re
 import shutil
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from string import Template
 
 from hpcddp.cluster.filesystems import mount_of, sharing_warning
+from hpcddp.cluster.profile import ClusterProfile
 from hpcddp.launch.request import ResolvedRequest
 
 # torchvision marks each builder of a classification model so, with more decorators in between.
@@ -22,10 +25,14 @@ _CIFAR10 = "cifar-10-batches-py"  # what its archive unpacks to, and torchvision
 def missing_here(
     request: ResolvedRequest, runs: Path, environ: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """Sentences for whoever submits: a shared folder of runs, a program or what training needs."""
+    """Sentences for whoever submits: a shared and lasting folder of runs, a python for the nodes'
+    processors, a program or what training needs.
+    """
     command = request.config.command
     return (
         *_shared_runs(request, runs),
+        *_purged_runs(request.profile, runs, environ),
+        *_architecture(request),
         *(_programs(request, environ) if command else missing_to_train(request)),
     )
 
@@ -40,6 +47,30 @@ def _shared_runs(request: ResolvedRequest, runs: Path) -> Iterator[str]:
     if request.profile.launcher != "local":
         sentence = sharing_warning(runs, mount_of(runs))
         yield from [sentence] if sentence else []
+
+
+def _purged_runs(profile: ClusterProfile, runs: Path, environ: Mapping[str, str]) -> Iterator[str]:
+    """Of runs on a file system that the site empties by itself."""
+    scratch = Template(profile.scratch).safe_substitute(environ)
+    if not profile.scratch_purge_days or not os.path.isabs(scratch):
+        return
+    if Path(os.path.realpath(runs)).is_relative_to(os.path.realpath(scratch)):
+        yield (
+            f"{profile.name} deletes files on {scratch} after {profile.scratch_purge_days} days, "
+            f"and the runs are there: copy what you keep, or export HPCDDP_RUNS_DIR=/OTHER/FOLDER."
+        )
+
+
+def _architecture(request: ResolvedRequest) -> Iterator[str]:
+    """The script names the python of this host."""
+    here, profile = platform.machine(), request.profile
+    there = profile.other_arch(here)
+    if there and not request.config.resources.container:
+        yield (
+            f"The nodes of {profile.name} are {there}, and this host with its python is {here}: it "
+            f"cannot run there. Submit from an {there} login node, or name a container: "
+            "resources.container=IMAGE."
+        )
 
 
 def _programs(request: ResolvedRequest, environ: Mapping[str, str]) -> Iterator[str]:

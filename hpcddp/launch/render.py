@@ -1,6 +1,7 @@
 """The batch script of a run: pure text from a resolved request. Needs no Slurm and no torch."""
 
 import dataclasses
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -158,17 +159,23 @@ def _task_options(resources: Resources, profile: ClusterProfile, processes: int)
 
 
 def _gpu_option(resources: Resources, profile: ClusterProfile, processes: int) -> dict[str, Any]:
-    request = profile.gpu_request
+    request, kind = profile.gpu_request, resources.gpu_type
+    if kind and not re.fullmatch(r"[\w.-]+", kind):
+        raise ConfigError(f"resources.gpu_type={kind}: the type alone, such as l40s; no number.")
     if request in ("none", "implied"):
+        if kind:
+            raise ConfigError(
+                f"resources.gpu_type={kind}, but {profile.name} is not asked for GPUs. Leave it "
+                "out, and choose by resources.queue."
+            )
         return {}
     tasks = 1 if profile.launch == "torchrun" else processes
     gpus = processes * gpus_per_process(resources, processes)
     counts = {"gpus": gpus * resources.nodes, "gpus-per-task": gpus // tasks}
     count = counts.get(request, gpus)
-    kind = f"{profile.gpu_type}:" if profile.gpu_type else ""
     if request == "gres":
-        return {request: f"gpu:{kind}{count}"}
-    return {request: f"{kind}{count}" if kind else count}
+        return {request: f"gpu:{kind}:{count}" if kind else f"gpu:{count}"}
+    return {request: f"{kind}:{count}" if kind else count}
 
 
 def _time_limit(resources: Resources) -> str | None:

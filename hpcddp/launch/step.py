@@ -175,9 +175,11 @@ def _process_command(
     what = '-u -m hpcddp run --run-dir "$run_dir"'
     if profile.launch == "torchrun":
         rank = f"--node-rank-variable {profile.node_rank_variable} "
+        further = "".join(f"--torchrun-arg={shlex.quote(word)} " for word in profile.torchrun_args)
         what = (
             f"-u -m hpcddp.launch.torchrun_node --processes-per-node {processes} "
-            f'{rank if profile.node_rank_variable else ""}--logs "$logs" --run-dir "$run_dir"'
+            f"{rank if profile.node_rank_variable else ''}{further}"
+            f'--logs "$logs" --run-dir "$run_dir"'
         )
     words = [_IN_PROCESS] if task_lines(resources, profile) else []
     return " \\\n  ".join([*words, *container_words(resources, profile, place), f"{python} {what}"])

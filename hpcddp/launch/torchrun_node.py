@@ -8,6 +8,7 @@ nodes have a second name on the fast network.
 import argparse
 import contextlib
 import os
+import re
 import signal
 import socket
 import sys
@@ -67,16 +68,23 @@ def torchrun_words(
     ]
 
 
-def run_torchrun(words: Sequence[str]) -> int:
-    """Run torchrun in this process; 0, or the exit code of the process that failed first."""
+def run_torchrun(words: Sequence[str], further: Sequence[str] = ()) -> int:
+    """Run torchrun in this process; 0, or the exit code of the process that failed first.
+
+    `further` are words of the profile's: `words` win, and one that an older torch does not know is
+    left out with a message.
+    """
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     parser = torchrun.get_args_parser()
     # Torchrun's own handlers would give the processes 30 s and then kill them while they save.
-    ours = (
-        [] if "--signals-to-handle" not in parser.format_help() else ["--signals-to-handle=SIGINT"]
-    )
+    ours = [word for word in ("--signals-to-handle=SIGINT",) if _knows(parser, word)]
+    for word in further:
+        if _knows(parser, word):
+            ours.append(word)
+        else:
+            print(f"hpcddp: this torchrun does not know {word}: left out", file=sys.stderr)
     for signum in STOP_SIGNALS:
         signal.signal(signum, _forward)
     try:
@@ -85,6 +93,10 @@ def run_torchrun(words: Sequence[str]) -> int:
         code = error.get_first_failure()[1].exitcode
         return 128 - code if code < 0 else code
     return EXIT_DONE
+
+
+def _knows(parser: argparse.ArgumentParser, word: str) -> bool:
+    return re.search(rf"{word.partition('=')[0]}(?![\w-])", parser.format_help()) is not None
 
 
 def _forward(signum: int, frame: FrameType | None) -> None:
@@ -105,6 +117,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="hpcddp.launch.torchrun_node")
     parser.add_argument("--processes-per-node", type=int, required=True)
     parser.add_argument("--node-rank-variable", default="")
+    parser.add_argument("--torchrun-arg", action="append", default=[])
     parser.add_argument("--logs", type=Path, required=True)
     parser.add_argument("--run-dir", type=Path, required=True)
     typed: Any = parser.parse_args(words)
@@ -120,7 +133,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except HpcddpError as error:
         print(f"Error: {error.message}", file=sys.stderr)
         return EXIT_USAGE
-    return run_torchrun(own)
+    return run_torchrun(own, typed.torchrun_arg)
 
 
 if __name__ == "__main__":

@@ -200,6 +200,7 @@ def _all_reduce(
         "adapters": dict(sent.adapters),
         "interfaces": dict(sent.interfaces),
         "over_infiniband": dict(sent.over_infiniband),
+        "slingshot": list(sent.slingshot),
         "payload_bytes": payload,
     }
     reduced = allreduce_document(rows, layout, backend_of(device))

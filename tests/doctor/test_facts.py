@@ -146,6 +146,16 @@ def test_what_goes_over_ipoib_is_told_apart_and_efa_counts_bytes(tmp_path):
     assert now.since(now).over_infiniband == {"ib0": 0}
 
 
+def test_cards_of_slingshot_are_named_beside_what_their_interfaces_send(tmp_path):
+    (tmp_path / "class/cxi/cxi1").mkdir(parents=True)
+    (tmp_path / "class/cxi/cxi0").mkdir()
+    (tmp_path / "class/net/hsn0/statistics").mkdir(parents=True)
+    (tmp_path / "class/net/hsn0/statistics/tx_bytes").write_text("700\n")
+    now = read_counters(tmp_path)
+    assert now == Counters({"hsn0": 700}, slingshot=("cxi0", "cxi1"))
+    assert now.since(now).slingshot == ("cxi0", "cxi1")
+
+
 def test_nodes_are_asked_for_by_the_names_that_training_tries():
     known = {"a-ib": ("10.1.0.1",), "b": ("10.0.0.2",)}
     environ = {"HPCDDP_HOST_SUFFIX": "-ib"}
@@ -258,3 +268,14 @@ def test_a_login_node_without_slurm_is_described_and_no_secret_is_told(tmp_path)
     assert facts["profile"]["why"] == "--cluster generic"
     unknown = read_login_facts(environ, "nosuchcluster", tmp_path, lambda words: "")
     assert "nosuchcluster" in unknown["profile"]["error"]
+
+
+@pytest.mark.parametrize(("machine", "other"), [("x86_64", "aarch64"), ("aarch64", "")])
+def test_the_processors_of_the_nodes_are_told_beside_those_here(
+    machine, other, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    environ = {"PATH": str(tmp_path), "HOME": str(tmp_path)}
+    facts = read_login_facts(environ, "vista", tmp_path / "runs", lambda words: "")
+    told = facts["profile"]
+    assert (facts["machine"], told["arch"], told["other_arch"]) == (machine, "aarch64", other)

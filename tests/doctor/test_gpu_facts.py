@@ -47,12 +47,24 @@ def test_gpus_are_described_as_far_as_the_library_answers(monkeypatch):
 
 
 def test_without_the_library_or_a_driver_it_says_which_is_missing(monkeypatch, tmp_path):
+    nothing = tmp_path / "nothing"
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert read_gpus(tmp_path / "nothing")["no_gpu"] == "no NVIDIA GPU"
-    assert "pip install nvidia-ml-py" in read_gpus(tmp_path)["no_gpu"]
+    assert read_gpus(nothing, nothing)["no_gpu"] == "no NVIDIA GPU"
+    assert "pip install nvidia-ml-py" in read_gpus(tmp_path, nothing)["no_gpu"]
     fake = FakeNvml(nvmlInit=FakeNvml()._refuse)
     monkeypatch.setitem(sys.modules, "pynvml", fake)
-    assert read_gpus()["no_gpu"] == "no NVIDIA GPU (Not Supported)"
+    assert read_gpus(amd=nothing)["no_gpu"] == "no NVIDIA GPU (Not Supported)"
+
+
+def test_where_the_gpus_are_amds_it_says_that_they_are_not_read(monkeypatch, tmp_path):
+    nothing, said = tmp_path / "nothing", "AMD GPUs are not read by doctor"
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert said in read_gpus(nothing, amd=tmp_path)["no_gpu"]
+    assert "pip install nvidia-ml-py" in read_gpus(tmp_path, amd=tmp_path)["no_gpu"]
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(nvmlInit=FakeNvml()._refuse))
+    assert said in read_gpus(nothing, amd=tmp_path)["no_gpu"]
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
+    assert read_gpus(nothing, amd=tmp_path)["no_gpu"] == ""
 
 
 def test_a_gpu_that_is_lost_is_told_and_one_that_is_closed_is_not(monkeypatch):

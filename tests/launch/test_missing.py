@@ -71,6 +71,60 @@ def test_a_program_of_ones_own_may_know_itself_where_imagenet_lies(fake_sbatch):
     assert "job 4711" in hpcddp("submit", *words).stdout
 
 
+@pytest.mark.parametrize(
+    ("scratch", "days", "is_said"),
+    [
+        ("$HERE", "14", True),
+        ("{project}/link/", "14", True),
+        ("$HERE/ru", "14", False),
+        ("$HERE", "null", False),
+        ("$NOT_SET", "14", False),
+        ("", "14", False),
+    ],
+)
+def test_submit_warns_where_the_site_deletes_old_runs(
+    workplace, monkeypatch, scratch, days, is_said
+):
+    monkeypatch.setenv("HERE", str(workplace))
+    monkeypatch.delenv("NOT_SET", raising=False)
+    (workplace / "link").symlink_to(workplace)
+    profile = workplace / "configs/clusters/site.yaml"
+    profile.parent.mkdir(parents=True)
+    profile.write_text(
+        f'gpu_request: none\nscratch: "{scratch}"\nscratch_purge_days: {days}\n'
+        f"defaults: {{resources: {{project: {workplace}}}}}\n"
+    )
+    result = hpcddp("submit", "--dry-run", "--cluster", "site")
+    assert ("site deletes files on " in result.stderr) is is_said
+    assert not is_said or "after 14 days, and the runs are there" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("machine", "more", "is_said"),
+    [
+        ("x86_64", "", True),
+        ("aarch64", "", False),
+        ("x86_64", "setup: ['python=/arm/bin/python']", False),
+        ("x86_64", "defaults: {resources: {container: image}}", False),
+        ("x86_64", "queues: {a: {node: {arch: x86_64}}}\ndefault_queue: a", False),
+        ("x86_64", "launcher: local", False),
+    ],
+)
+def test_submit_warns_of_a_python_for_other_processors(
+    workplace, monkeypatch, machine, more, is_said
+):
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    profile = workplace / "configs/clusters/site.yaml"
+    profile.parent.mkdir(parents=True)
+    profile.write_text(
+        "gpu_request: none\nnode: {arch: aarch64}\ncontainer: {runtime: apptainer}\n" + more
+    )
+    result = hpcddp("submit", "--dry-run", "--cluster", "site", "train.global_batch=4")
+    said = "The nodes of site are aarch64, and this host with its python is x86_64"
+    assert (said in result.stderr) is is_said
+    assert not is_said or "resources.container=IMAGE" in result.stderr
+
+
 def test_submit_warns_where_the_nodes_may_not_see_the_runs(fake_sbatch, monkeypatch):
     def mounted_as(kind):
         mount = Mount("/", kind, "source")

@@ -54,6 +54,31 @@ def test_gpus_are_asked_for_in_the_way_of_the_site_and_by_type(asked, request_, 
     assert f"#SBATCH {line}\n" in script
 
 
+@pytest.mark.parametrize(
+    ("request_", "line"),
+    [
+        ("gpus-per-node", "--gpus-per-node=l40s:4"),
+        ("gres", "--gres=gpu:l40s:4"),
+        ("gpus-per-task", "--gpus-per-task=l40s:1"),
+    ],
+)
+def test_the_type_of_gpu_that_is_typed_wins_over_the_profiles(asked, request_, line):
+    text = GPUS + f"gpu_request: {request_}\ngpu_type: h100"
+    assert f"#SBATCH {line}\n" in script_of(asked(text, "resources.gpu_type=l40s"))
+    assert "h100" not in script_of(asked(text, "resources.gpu_type=null"))
+    kept = asked(text).resolved
+    assert kept.config.resources.gpu_type == "h100"
+    assert kept.sources["resources.gpu_type"] == "cluster site"
+
+
+def test_a_type_of_gpu_is_refused_where_it_cannot_be_asked_for(asked):
+    with pytest.raises(ConfigError, match="site is not asked for GPUs"):
+        script_of(asked(GPUS + "gpu_request: implied", "resources.gpu_type=l40s"))
+    with pytest.raises(ConfigError, match="the type alone"):
+        script_of(asked(GPUS, "resources.gpu_type=l40s:2"))
+    assert "=h100_1g.10gb:4\n" in script_of(asked(GPUS, "resources.gpu_type=h100_1g.10gb"))
+
+
 def test_gpus_that_come_with_the_node_are_not_asked_for(asked):
     script = script_of(asked(GPUS + "gpu_request: implied"))
     assert "#SBATCH --ntasks-per-node=4\n" in script
@@ -135,6 +160,62 @@ def test_what_is_beyond_the_limits_is_said_before_the_queue(asked, nodes, words,
     assert not said or "site, queue day: " in said
 
 
+@pytest.mark.parametrize(
+    ("rule", "gpus", "nodes", "must_say"),
+    [
+        ("required", 4, 2, ""),
+        ("required", 2, 2, "2 GPUs per node, but nodes are given whole: use 4"),
+        ("required", 8, 1, "8 GPUs per node, but a node has 4"),
+        ("or_one_gpu", 1, 1, ""),
+        ("or_one_gpu", 4, 2, ""),
+        (
+            "or_one_gpu",
+            2,
+            1,
+            "2 GPUs on 1 node(s), but a job has one or whole nodes: use 1, or 4",
+        ),
+        ("or_one_gpu", 1, 2, "1 GPUs on 2 node(s), but a job has one or whole nodes"),
+    ],
+)
+def test_a_part_of_a_node_is_warned_of_where_nodes_are_whole(asked, rule, gpus, nodes, must_say):
+    text = GPUS + f"limits: {{whole_node: {rule}}}"
+    request = asked(text, "resources.cpus_per_process=4", nodes=nodes, gpus_per_node=gpus)
+    said = option_warnings(request.config, request.profile, PLACE)
+    assert len(said) == bool(must_say)
+    assert must_say in "".join(said)
+
+
+@pytest.mark.parametrize(
+    ("words", "must_say"),
+    [
+        (["resources.cpus_per_process=4"], ""),
+        ([], "64 CPUs, but a job may have 32: use resources.cpus_per_process=4"),
+        (["train.replicas=dp"], "64 CPUs, but a job may have 32: use resources.cpus_per_process=4"),
+        (["resources.cpus_per_process=4", "resources.mem=24G"], ""),
+        (["resources.cpus_per_process=4", "resources.mem=24577M"], "use resources.mem=24576M"),
+        (["resources.cpus_per_process=4", "resources.mem_per_gpu=12G"], "96 GB of memory, but"),
+        (["resources.cpus_per_process=4", "resources.mem_per_cpu=1G"], ""),
+        (
+            ["resources.cpus_per_process=4", "resources.mem_per_cpu=2G"],
+            "resources.mem_per_cpu=1536M",
+        ),
+        (["resources.cpus_per_process=4", "resources.mem=0"], ""),
+    ],
+)
+def test_cpus_and_memory_of_the_whole_job_are_held_against_the_limits(asked, words, must_say):
+    request = asked(GPUS + "limits: {cpus_max: 32, memory_max_gb: 48}", *words)
+    said = option_warnings(request.config, request.profile, PLACE)
+    assert len(said) == bool(must_say)
+    assert must_say in "".join(said)
+
+
+def test_where_the_size_of_a_node_is_not_known_the_way_to_say_it_is_named(asked):
+    text = "limits: {whole_node: or_one_gpu}"
+    request = asked(text, nodes=1, gpus_per_node=4)
+    (said,) = option_warnings(request.config, request.profile, PLACE)
+    assert "use 1, or all of a node (`node: {gpus: N}` in clusters/site.local.yaml)" in said
+
+
 def test_a_retired_cluster_names_its_successor(asked):
     request = asked(GPUS + "status: retired\nsuccessor: next")
     (said,) = option_warnings(request.config, request.profile, PLACE)
@@ -157,18 +238,19 @@ def test_a_limit_in_node_hours_is_shared_by_the_nodes(asked):
 
 PAIR = (
     "sbatch: {network: {value: fast, why: the allocation must be made for it}}\n"
-    "env: {PROTO: {value: alt, why: faster, needs: network=fast},"
-    " PROTO_AT: {value: '/run/$SLURM_JOB_ID', why: faster, needs: network=fast}}\n"
+    "env:\n"
+    "  PROTO: {value: alt, why: faster, needs: network=fast}\n"
 )
+EXPANDED = "  PROTO_AT: {value: '/run/$SLURM_JOB_ID', why: faster, needs: network=fast}\n"
 
 
 def test_a_variable_that_needs_an_option_goes_with_it(asked):
-    both = asked(GPUS + PAIR)
+    both = asked(GPUS + PAIR + EXPANDED)
     assert "#SBATCH --network=fast\n" in script_of(both)
     assert "export PROTO=alt" in script_of(both)
     assert 'export PROTO_AT="/run/$SLURM_JOB_ID"' in script_of(both)
     for word in ("resources.sbatch.network=null", "resources.sbatch.network=other"):
-        without = asked(GPUS + PAIR, word)
+        without = asked(GPUS + PAIR + EXPANDED, word)
         assert "PROTO" not in script_of(without)
         said, _ = option_warnings(without.config, without.profile, PLACE)
         assert "PROTO=alt is not set: it needs --network=fast" in said
@@ -447,6 +529,15 @@ def test_the_user_chooses_between_srun_and_torchrun(asked, program):
     assert "torchrun_node" not in script_of(own)
     assert own.profile.origins[("launch",)] == "resources.launch"
     assert "#SBATCH --ntasks-per-node=1\n" in script_of(asked(GPUS, "resources.launch=torchrun"))
+
+
+@pytest.mark.parametrize("launch", ["srun", "torchrun"])
+def test_a_way_of_launching_that_the_site_advises_against_is_warned_of(asked, launch):
+    text = GPUS + "verified_on: '2026-08'\ndiscouraged: {torchrun: it hangs there}"
+    request = asked(text, f"resources.launch={launch}")
+    said = option_warnings(request.config, request.profile, PLACE)
+    sentence = "site: torchrun is discouraged, as it hangs there: use resources.launch=srun"
+    assert said == ((f"{sentence} (profile of 2026-08).",) if launch == "torchrun" else ())
 
 
 def test_another_way_of_launching_is_refused_where_there_is_none(asked):

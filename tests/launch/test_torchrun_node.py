@@ -1,6 +1,8 @@
 """One torchrun per node: where its processes meet, where they write, and which code they leave."""
 
+import datetime
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,7 +14,10 @@ import pytest
 from hpcddp.cluster.profile import load_profile
 from hpcddp.config.load import Layer, command_line_layer, resolve
 from hpcddp.config.write import config_text
-from hpcddp.errors import HpcddpError
+from hpcddp.errors import ConfigError, HpcddpError
+from hpcddp.launch import torchrun_node
+from hpcddp.launch.explain import explain
+from hpcddp.launch.request import Request, resolve_request
 from hpcddp.launch.step import Place, launch_line
 from hpcddp.launch.torchrun_node import torchrun_words
 from hpcddp.run_dir import RunDir
@@ -55,6 +60,40 @@ def test_a_name_on_the_fast_network_that_does_not_resolve_is_left(tmp_path):
 def test_what_is_missing_is_named(missing, tmp_path):
     with pytest.raises(HpcddpError, match=missing):
         words_of({key: value for key, value in JOB.items() if key != missing}, tmp_path)
+
+
+def test_words_of_the_profile_reach_a_torchrun_that_knows_them(tmp_path, monkeypatch, capsys):
+    from torch.distributed import run as torchrun
+
+    given = []
+    monkeypatch.setattr(torchrun, "run", given.append)
+    monkeypatch.setattr(torchrun_node.signal, "signal", lambda *words: None)
+    for name, value in {**JOB, "HPCDDP_MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
+    further = ["--role=site", "--max-restarts=7", "--no-such-word=1", "--log=no-whole-name"]
+    words = ["--processes-per-node=2", f"--logs={tmp_path}", f"--run-dir={tmp_path}"]
+    assert torchrun_node.main([*words, *(f"--torchrun-arg={word}" for word in further)]) == 0
+    assert (given[0].role, given[0].max_restarts) == ("site", 0)
+    said = capsys.readouterr().err
+    assert said.count("does not know") == 2
+    assert "--no-such-word=1: left out" in said
+
+
+def test_the_script_hands_on_the_words_of_the_profile_and_explain_shows_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs/clusters").mkdir(parents=True)
+    profile = tmp_path / "configs/clusters/site.yaml"
+    text = "description: d\nlaunch: torchrun\nnode: {gpus: 2}\ntorchrun_args: [{}]\n"
+    profile.write_text(text.replace("{}", "'--a=b c'"))
+    asked = resolve_request(Request(cluster="site"), {"HOME": str(tmp_path)})
+    place = Place(RunDir(tmp_path), "py", tmp_path)
+    words = shlex.split(launch_line(asked.config.resources, asked.profile, 2, place))
+    assert "--torchrun-arg=--a=b c" in words
+    rows = explain(asked, {}, datetime.date(2026, 11, 30)).launch
+    assert [row.name for row in rows][1:] == ["torchrun --a=b c"]
+    profile.write_text(text.replace("{}", "--a, b"))
+    with pytest.raises(ConfigError, match="`b`: write --name"):
+        load_profile("site", {"HOME": str(tmp_path)})
 
 
 def start(tmp_path, shell):
