@@ -59,9 +59,9 @@ class ClusterProfile(ProfileFile):
         """What the nodes are (`aarch64`) where a python for `machine` cannot run on them, else "";
         also where a line of `setup` names another python.
         """
-        is_other = self.launcher == "slurm" and self.node.arch not in ("", machine)
         is_replaced = any(re.search(r"\bpython=", line) for line in self.setup)
-        return self.node.arch if is_other and not is_replaced else ""
+        is_here = self.launcher != "slurm" or self.node.arch == machine
+        return "" if is_here or is_replaced else self.node.arch
 
     @property
     def network(self) -> tuple[tuple[str, str, EnvSetting], ...]:
@@ -102,8 +102,7 @@ def load_profile(
 
 
 def choose_profile(name: str, environ: Mapping[str, str]) -> str:
-    """Turn `auto` into a profile's name: the one detected, else `generic` where sbatch is; and
-    another name of a profile into its own.
+    """The profile's own name; of `auto` the one detected, else `generic` where sbatch is.
 
     Raises ConfigError where several fit, or none and there is no Slurm.
     """
@@ -241,9 +240,7 @@ def _holds(
 
 
 def _derive(settled: Merged, asked: Resources) -> None:
-    """What follows from other values: all GPUs of a node and their type, the account, working
-    offline; and the way of launching that was asked for.
-    """
+    """What follows from other values, such as all GPUs of a node; and the launch asked for."""
     values = settled.values
     launch = asked.launch or _default(values, "launch")
     if launch and launch != values.get("launch", "srun"):

@@ -64,7 +64,7 @@ def test_a_failure_in_the_job_reaches_the_shell_with_its_reason(bench, tmp_path,
     words = ["--cluster", "local", "--nodes", "2", "--name", "b", *wish]
     done = bench(*words, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 2
-    assert "A GPU was asked for" in done.stdout
+    assert "train.device=cuda asks for a GPU" in done.stdout
     assert not (tmp_path / "runs/b/reports").exists()
 
 
