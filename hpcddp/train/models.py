@@ -53,13 +53,13 @@ def refused_images(name: str, images: int, image_size: int, error: Exception) ->
     advice = "Change data.image_size."
     if _TOO_FEW in said:
         advice = (
-            "Batch norm needs two values per channel at least, and small images end in maps of "
-            "1 x 1: set data.image_size to 64 or more, or train.micro_batch to 2 or more (on each "
-            "device; without it, it is train.global_batch divided by the number of processes)."
+            "Set data.image_size to 64 or more, or train.micro_batch (else train.global_batch over"
+            " the processes) to 2 or more for each device: batch norm needs two values per "
+            "channel, and small images end in maps of 1 x 1."
         )
     return ConfigError(
         f"train.model={name} cannot train on micro-batches of {images} x {image_size} x "
-        f"{image_size} (images, pixels): {said.rstrip('.')}. {advice}"
+        f"{image_size} (images, pixels). {advice} torch says: {said}"
     )
 
 
