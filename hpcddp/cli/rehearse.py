@@ -20,6 +20,13 @@ from hpcddp.run_dir import RunDir, runs_root, write_atomically
 
 _FEWEST_STEPS = 4  # one before the signal, and some after the restart
 
+_PREEMPTION = {
+    "OFF": "none: Slurm takes no nodes from jobs of this partition and QOS",
+    "REQUEUE": "PreemptMode=REQUEUE: the job starts again",
+    "CANCEL": "PreemptMode=CANCEL: the job comes back only if it stops in time, as above",
+    "SUSPEND": "PreemptMode=SUSPEND: the job stands still in memory, and goes on later",
+}
+
 
 @click.command(cls=RequestCommand)
 @request_options
@@ -72,6 +79,9 @@ def _lines(report: dict[str, Any]) -> list[str]:
         ("resources.warn_before_s", _recommended(report)),
         ("seconds between checkpoints", _seconds(report["recommended_interval_s"])),
     ]
+    if report["preempt_mode"] is not None:
+        mode = report["preempt_mode"]
+        pairs.append(("preemption there", _PREEMPTION.get(mode, f"PreemptMode={mode}")))
     if report["kill_after_s"] is not None:
         pairs.insert(5, ("a preemption kills after", _seconds(report["kill_after_s"])))
     rows = [(name, "-" if value is None else str(value)) for name, value in pairs]

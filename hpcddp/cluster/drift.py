@@ -113,7 +113,7 @@ def _of_queue(name: str, facts: Mapping[str, Any], live: LiveCluster) -> Iterato
         yield from _longest_time(where, facts["limits"], found, qos)
         yield from _numbers_of_nodes(where, facts["limits"], found)
         yield from _nodes(where, facts, found)
-        yield from _preemption(where, facts["preempt"], _taken_away(live, found, asked.get("qos")))
+        yield from _preemption(where, facts["preempt"], live.taken_away(found, asked.get("qos")))
 
 
 def _longest_time(
@@ -152,18 +152,6 @@ def _site_rules(where: str, limits: Mapping[str, Any]) -> Iterator[Finding]:
         if limits.get(key):
             told = str(limits[key])
             yield Finding("untested", f"{where}: {what}", told, "a rule of the site, not Slurm's")
-
-
-def _taken_away(live: LiveCluster, found: LivePartition, qos: str | None) -> tuple[str, int] | None:
-    """How Slurm takes nodes away from such jobs, and with which notice; None if unknown."""
-    if live.config.get("PreemptType") != "preempt/qos":
-        return found.preempt_mode or "OFF", found.grace_s
-    own = (live.qos or {}).get(qos or "")
-    if own is None:
-        return None
-    taken = any(qos in other.preempts for other in (live.qos or {}).values())
-    mode = own.preempt_mode if own.preempt_mode not in ("", "CLUSTER") else ""
-    return (mode or live.config.get("PreemptMode", "?") if taken else "OFF"), own.grace_s
 
 
 def _minutes(text: str) -> int:

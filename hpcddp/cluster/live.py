@@ -73,6 +73,20 @@ class LiveCluster:
     config: Mapping[str, str]
     qos: Mapping[str, LiveQos] | None
 
+    def taken_away(self, found: LivePartition, qos: str | None) -> tuple[str, int] | None:
+        """How nodes are taken from jobs of that partition and QOS, and with how many seconds of
+        notice; None where it goes by the QOS and that is not known.
+        """
+        if self.config.get("PreemptType") != "preempt/qos":
+            return found.preempt_mode or "OFF", found.grace_s
+        own = (self.qos or {}).get(qos or "")
+        if own is None:
+            return None
+        taken = any(qos in other.preempts for other in (self.qos or {}).values())
+        mode = own.preempt_mode if own.preempt_mode not in ("", "CLUSTER") else ""
+        mode = mode or mode_without_gang(self.config.get("PreemptMode", "?"))
+        return (mode if taken else "OFF"), own.grace_s
+
 
 def ask_slurm(words: Sequence[str]) -> str:
     """What a command prints; empty where it fails."""
@@ -156,12 +170,22 @@ def _partitions(config: Mapping[str, str], ask: Ask) -> list[dict[str, str]]:
     one that this user is not shown, so all are asked for.
     """
     found = _show_partitions(ask, "--all")
+    for part in found:
+        part["PreemptMode"] = mode_without_gang(part.get("PreemptMode", ""))
     if config.get("PreemptType") == "preempt/partition_prio":
         highest = max(map(_tier, found), default=0)
         for part in found:
             if _tier(part) == highest:
                 part["PreemptMode"] = "OFF"
     return found
+
+
+def mode_without_gang(mode: str) -> str:
+    """`REQUEUE` for `GANG,REQUEUE`: GANG lets suspended jobs go on, and takes no nodes by itself.
+    A partition without a mode of its own prints that of the whole cluster.
+    """
+    words = [word for word in mode.split(",") if word not in ("GANG", "WITHIN")]
+    return ",".join(words) or ("OFF" if mode else "")
 
 
 def _show_partitions(ask: Ask, *options: str) -> list[dict[str, str]]:

@@ -146,6 +146,9 @@ def _queue_lines(partition: LivePartition) -> Iterator[str]:
     if partition.preempt_mode in ("", "OFF"):
         yield "    preempt: {possible: false}  # PreemptMode=OFF, or the highest PriorityTier"
         return
+    if partition.preempt_mode == "SUSPEND":
+        yield "    preempt: {possible: true, why: jobs are suspended and go on later}"
+        return
     again = "resubmit" if partition.preempt_mode == "CANCEL" else "auto"
     settings = f"possible: true, grace_s: {partition.grace_s}, requeue: {again}"
     yield f"    preempt: {{{settings}}}  # PreemptMode={partition.preempt_mode}, GraceTime"

@@ -54,6 +54,7 @@ class Report:
     interrupted: str
     problems: tuple[str, ...]
     warn_before_s: int
+    preempt_mode: str | None = None  # Slurm's word for the job's partition and QOS
     kill_after_s: int | None = None  # from a preemption's signal on, where Slurm says so
     comparison: Comparison | None = None
     steps_lost: int | None = None
@@ -101,9 +102,12 @@ def rehearse(plain: Submission, stopped: Submission, out: TextIO) -> Report:
     stopped, job_id = send(stopped)
     with _stopped_at(stopped.run_dir, max(1, steps // 3), launcher, job_id) as refusals:
         _show(stopped.run_dir, out)
-    kill_after_s = kill_after(show_job(job_id).partition) if launcher == "slurm" else None
+    mode = kill_after_s = None
+    if launcher == "slurm":
+        qos = request.config.resources.qos
+        mode, kill_after_s = preemption_of(show_job(job_id).partition, qos)
     found = report(plain.run_dir, stopped.run_dir, request.config, kill_after_s)
-    return replace(found, problems=(*refusals, *found.problems))
+    return replace(found, problems=(*refusals, *found.problems), preempt_mode=mode)
 
 
 def _show(run_dir: RunDir, out: TextIO) -> int:
@@ -150,14 +154,22 @@ def _send_sigterm(run_dir: RunDir, launcher: str, job_id: str) -> str | None:
     return tell(["scancel", "--signal=TERM", job_id], _SCANCEL_TIMEOUT_S)
 
 
-def kill_after(partition: str, ask: Ask = ask_slurm) -> int | None:
-    """Seconds that a job which is preempted in that partition has; None where none is."""
+def preemption_of(
+    partition: str, qos: str | None, ask: Ask = ask_slurm
+) -> tuple[str | None, int | None]:
+    """How Slurm takes nodes from jobs of that partition and QOS (`OFF`, `REQUEUE`, `CANCEL`,
+    `SUSPEND`), and the seconds that it leaves them; None for what nobody knows or is not so.
+    """
     live = read_live(ask)
     found = live.partitions.get(partition) if live else None
-    if live is None or found is None or found.preempt_mode in ("", "OFF"):
-        return None
+    taken = live.taken_away(found, qos) if live and found else None
+    if live is None or taken is None:
+        return None, None
+    mode, grace_s = taken
     kill_wait = re.match(r"\d+", live.config.get("KillWait", ""))
-    return found.grace_s + int(kill_wait[0]) if kill_wait else None
+    if mode in ("OFF", "SUSPEND") or not kill_wait:
+        return mode, None
+    return mode, grace_s + int(kill_wait[0])
 
 
 def report(

@@ -186,7 +186,8 @@ def _start_again(
     if refusal is None and excluded:
         _scontrol(["update", f"jobid={target}", f"ExcNodeList={excluded}"])
     if refusal and not is_silence(refusal):
-        refusal = send_anew(run_dir, partial(_is_cancelled, run_dir, seen.ending.attempt, environ))
+        is_cancelled = partial(_is_cancelled, run_dir, seen.ending.attempt, environ)
+        refusal = send_anew(run_dir, is_cancelled, excluded)
     if refusal is None:
         return True
     is_silent = is_silence(refusal)

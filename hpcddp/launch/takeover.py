@@ -13,8 +13,9 @@ _SCANCEL_TIMEOUT_S = 60
 _SUBMITTED_FIELDS = ("run", "launcher", "cluster", "nodes", "processes_per_node")
 
 
-def send_anew(run_dir: RunDir, is_cancelled: Callable[[], bool]) -> str | None:
-    """Where Slurm forbids to requeue, a new job takes over; the refusal, or None.
+def send_anew(run_dir: RunDir, is_cancelled: Callable[[], bool], excluded: str = "") -> str | None:
+    """Where Slurm forbids to requeue, a new job takes over, and keeps off the nodes `excluded`;
+    the refusal, or None.
 
     `singleton` holds it until the last job of this name and user, which is this one, has ended. Who
     cancels this one meanwhile means the run: what ends it must not end us before we know of that.
@@ -26,8 +27,9 @@ def send_anew(run_dir: RunDir, is_cancelled: Callable[[], bool]) -> str | None:
         return None
     newest = next((e for e in reversed(run_dir.read_events()) if e["event"] == "submitted"), {})
     fields: dict[str, Any] = {key: newest[key] for key in _SUBMITTED_FIELDS if key in newest}
+    options = ["--dependency=singleton", *([f"--exclude={excluded}"] if excluded else [])]
     try:
-        fields["job_id"] = submit_to_slurm(run_dir, "--dependency=singleton")
+        fields["job_id"] = submit_to_slurm(run_dir, *options)
     except SubmissionFailed as error:
         if not error.maybe_sent:
             return str(error)

@@ -10,6 +10,10 @@ from torch import nn
 
 from hpcddp.errors import ConfigError
 
+# How torch begins to say that a model cannot do with the shape of its images.
+_TOO_FEW = "Expected more than 1 value per channel"
+_WRONG_SIZE = ("Wrong image", "Kernel size can't be greater", "Output size is too small")
+
 
 def check_model(name: str) -> None:
     """Raise ConfigError, with the nearest names, unless torchvision has this model."""
@@ -37,6 +41,26 @@ def build_model(name: str, num_classes: int, options: Mapping[str, Any], seed: i
             f"train.model_options={given}: torchvision's {name} does not take this ({error}). Its "
             f"documentation lists what it takes; to leave it out: {without}"
         ) from error
+
+
+def refused_images(name: str, images: int, image_size: int, error: Exception) -> ConfigError | None:
+    """What to say where a model's first pass ended with `error` because of the shape of its
+    images; None where it was something else.
+    """
+    said = str(error).strip().rpartition("\n")[2]
+    if not any(words in said for words in (_TOO_FEW, *_WRONG_SIZE)):
+        return None
+    advice = "Change data.image_size."
+    if _TOO_FEW in said:
+        advice = (
+            "Set data.image_size to 64 or more, or train.micro_batch (else train.global_batch over"
+            " the processes) to 2 or more for each device: batch norm needs two values per "
+            "channel, and small images end in maps of 1 x 1."
+        )
+    return ConfigError(
+        f"train.model={name} cannot train on micro-batches of {images} x {image_size} x "
+        f"{image_size} (images, pixels). {advice} torch says: {said}"
+    )
 
 
 def count_parameters(model: nn.Module) -> int:

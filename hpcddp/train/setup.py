@@ -22,7 +22,7 @@ from hpcddp.train.feed import Feed, ToDevice, build_to_device
 from hpcddp.train.fingerprint import fingerprint_of
 from hpcddp.train.forward import Forward, build_scaler
 from hpcddp.train.journal import Journal
-from hpcddp.train.models import build_model, check_model, count_parameters
+from hpcddp.train.models import build_model, check_model, count_parameters, refused_images
 from hpcddp.train.nonfinite import LossWatch, StepSkipper
 from hpcddp.train.optim import build_optimizer
 from hpcddp.train.ownership import Ownership
@@ -101,7 +101,7 @@ def build_session(task: Task, process: Process, found: Found) -> Session:
     forward = Forward(replicas, device, train.precision, train.label_smoothing)
     to_device = build_to_device(task.train_set, device, _channels_last(train.channels_last, device))
     _warn_of_idle_devices(task, replicas.num_devices)
-    warm_up(forward, *to_device(_made_up_batch(task)))
+    _warm_up(task, forward, to_device)
     process.watchdog.beat()
     restore(found, state, ranks)
     skips = train.on_nonfinite == "skip"
@@ -151,6 +151,21 @@ def _warn_of_idle_devices(task: Task, num_devices: int) -> None:
 def _channels_last(wish: bool | None, device: torch.device) -> bool:
     """By default where it is the fast layout: cuDNN's tensor cores want it, CPUs differ."""
     return device.type == "cuda" if wish is None else wish
+
+
+def _warm_up(task: Task, forward: Forward, to_device: ToDevice) -> None:
+    """Every later micro-batch has the same shape, so what does not fit shows here.
+
+    Raises ConfigError. Collective.
+    """
+    try:
+        warm_up(forward, *to_device(_made_up_batch(task)))
+    except Exception as error:
+        name, images = task.config.train.model, task.plan.micro_batch
+        refused = refused_images(name, images, task.config.data.image_size, error)
+        if refused is None:
+            raise
+        raise refused from error
 
 
 def _made_up_batch(task: Task) -> Batch:

@@ -9,7 +9,7 @@ import stat
 from pathlib import Path
 from string import Template
 
-from plan import LOGIN, Plan
+from plan import LOGIN, SUSPENDING, Plan
 
 _HERE = Path(__file__).parent
 _CGROUP_CONF = "CgroupPlugin=cgroup/v1\nConstrainRAMSpace=yes\n"
@@ -45,6 +45,8 @@ def slurm_conf(plan: Plan) -> str:
         cpus=options.cpus,
         memory_mib=options.memory_mib,
         memory_mib_per_cpu=options.memory_mib // options.cpus,
+        preempt_mode="REQUEUE,GANG" if options.suspends else "REQUEUE",
+        suspending=f"PartitionName={SUSPENDING} PreemptMode=SUSPEND" if options.suspends else "",
         node_list=f"gpu-[01-{options.nodes:02d}]",
         node_addresses=f"{plan.subnet}.[1-{options.nodes}]",
         node_gres=f"Gres=gpu:a100:{options.gpus}" if options.gpus else "",

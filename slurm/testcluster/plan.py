@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LOGIN = "login"
+SUSPENDING = "preempt-suspend"
 # Reserved for benchmarks between hosts (RFC 2544): no home, office or VPN network uses it.
 _SUBNETS = [f"198.{second}.{third}" for second in (18, 19) for third in range(256)]
 _LOGIN_HOST, _OUTER_HOST = 250, 254
@@ -30,6 +31,7 @@ class Options:
     gpus: int
     memory_mib: int
     memory_limits: bool
+    suspends: bool
     rate: str | None
     slurmd_timeout_s: int
 
@@ -70,9 +72,10 @@ class Plan:
 
     @property
     def partitions(self) -> list[str]:
-        """Names in slurm.conf.in, in its order."""
+        """Names in slurm.conf.in, in its order, and that of `up --suspend`."""
         template = (Path(__file__).parent / "slurm.conf.in").read_text()
-        return re.findall(r"^PartitionName=(?!DEFAULT)(\S+)", template, re.MULTILINE)
+        found = re.findall(r"^PartitionName=(?!DEFAULT)(\S+)", template, re.MULTILINE)
+        return [*found, *([SUSPENDING] if self.options.suspends else [])]
 
     @property
     def conf(self) -> Path:

@@ -84,6 +84,26 @@ def test_a_higher_partition_that_is_not_shown_to_the_user_takes_nodes_all_the_sa
     assert {name: part.preempt_mode for name, part in live.partitions.items()} == {"low": "REQUEUE"}
 
 
+@pytest.mark.parametrize(
+    ("printed", "mode"),
+    [("GANG,REQUEUE", "REQUEUE"), ("GANG", "OFF"), ("SUSPEND", "SUSPEND"), ("", "")],
+)
+def test_a_cluster_that_also_shares_nodes_in_turn_takes_them_as_it_says_beside_that(printed, mode):
+    """Slurm prints the whole cluster's mode, GANG included, for a partition without one."""
+
+    def ask(words):
+        if "config" in words:
+            return f"PreemptMode = {printed}\nPreemptType = preempt/partition_prio\n"
+        names = {"low": f"PriorityTier=1 PreemptMode={printed}", "top": "PriorityTier=9"}
+        lines = [f"PartitionName={name} {rest} State=UP\n" for name, rest in names.items()]
+        return "".join(lines) if "partition" in words else ""
+
+    assert preempt_mode_of("low", ask) == mode
+    live = read_live(ask)
+    assert live.taken_away(live.partitions["low"], None) == (mode or "OFF", 0)
+    assert ("suspended" in survey_text(live, {}, "2026-11-30")) is (mode == "SUSPEND")
+
+
 def test_a_rule_that_slurm_does_not_tell_is_named_as_not_compared():
     values = {"limits": {"gpus_max": 8, "node_hours": 12.5, "time_min": "1:00:00"}}
     rules = [f for f in compare(values, newcluster()) if f.level == "untested"]

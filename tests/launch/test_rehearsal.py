@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +16,7 @@ from hpcddp.cli import rehearse as rehearse_module
 from hpcddp.config.load import Layer, resolve
 from hpcddp.config.schema import RunConfig
 from hpcddp.launch import rehearsal
-from hpcddp.launch.rehearsal import _stopped_at, kill_after, report
+from hpcddp.launch.rehearsal import _stopped_at, preemption_of, report
 from hpcddp.run_dir import RunDir
 from hpcddp.train.checkpoint import save_checkpoint
 
@@ -185,20 +186,40 @@ SLURM = {
     "partition": (
         "PartitionName=a GraceTime=20 PriorityTier=1 PreemptMode=REQUEUE\n"
         "PartitionName=b GraceTime=0 PriorityTier=1 PreemptMode=OFF\n"
+        "PartitionName=still GraceTime=0 PriorityTier=1 PreemptMode=SUSPEND\n"
+        "PartitionName=plain GraceTime=0 PriorityTier=1 PreemptMode=GANG,CANCEL\n"
         "PartitionName=top GraceTime=0 PriorityTier=9 PreemptMode=REQUEUE\n"
     ),
 }
 
 
 @pytest.mark.parametrize(
-    ("partition", "seconds"), [("a", 50), ("b", None), ("top", None), ("gone", None)]
+    ("partition", "mode", "seconds"),
+    [
+        ("a", "REQUEUE", 50),
+        ("b", "OFF", None),
+        ("still", "SUSPEND", None),
+        ("plain", "CANCEL", 30),
+        ("top", "OFF", None),
+        ("gone", None, None),
+    ],
 )
-def test_the_time_that_a_preemption_leaves_is_slurms_own_word(partition, seconds):
+def test_how_and_when_a_preemption_ends_a_job_is_slurms_own_word(partition, mode, seconds):
     def ask(words):
         return next((SLURM[word] for word in words if word in SLURM), "")
 
-    assert kill_after(partition, ask) == seconds
-    assert kill_after(partition, lambda words: "") is None
+    assert preemption_of(partition, None, ask) == (mode, seconds)
+    assert preemption_of(partition, None, lambda words: "") == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [("OFF", "takes no nodes"), ("SUSPEND", "stands still"), ("CANCEL", "only if"), (None, None)],
+)
+def test_the_report_says_what_a_preemption_does_there(looked_at, mode, words):
+    found = replace(looked_at(STOPPED), preempt_mode=mode)
+    told = [line for line in rehearse_module._lines(found.as_document()) if "preemption th" in line]
+    assert [words in line for line in told] == ([True] if mode else [])
 
 
 def test_a_run_that_was_over_too_soon_proves_nothing(looked_at):

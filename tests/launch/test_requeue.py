@@ -633,6 +633,18 @@ def test_the_new_job_is_described_as_the_newest_submission_was(run_dir, sent):
     assert sent.options == [("--dependency=singleton",)]  # not before this job is gone
 
 
+def test_a_new_job_keeps_off_a_lost_node_and_off_those_of_its_user(run_dir, sent, monkeypatch):
+    values = {
+        "train": {"max_steps": 1},
+        "requeue": {"max_failures": 1},
+        "resources": {"sbatch": {"exclude": "n9"}},
+    }
+    run_dir.config.write_text(config_text(resolve([Layer("test", values)])))
+    monkeypatch.setattr(requeue, "lost_nodes", lambda hosts: ["n2"])
+    finish_attempt(run_dir, 1, {"SLURM_JOB_ID": "7"})
+    assert sent.options == [("--dependency=singleton", "--exclude=n9,n2")]
+
+
 @pytest.fixture
 def full_disk(run_dir, monkeypatch):
     def full(*_, **__):

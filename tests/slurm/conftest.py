@@ -103,11 +103,14 @@ class Cluster:
         done = self.run(["scancel", job_id])
         assert done.returncode == 0, done.stderr
 
-    def preempt(self, job_id: str, hold_s: float = 2) -> str:
-        """Ask for a job's nodes with a job in `urgent` that keeps them `hold_s`; return its id."""
+    def preempt(self, job_id: str, *arguments: str, hold_s: float = 2) -> str:
+        """Ask for a job's nodes with a job in `urgent` that keeps them `hold_s`; return its id.
+
+        It asks for all their memory, too, unless the further arguments say how much.
+        """
         nodes = self.show(job_id)["NodeList"]
         claim = ["--partition=urgent", f"--nodelist={nodes}", "--exclusive", "--output=/dev/null"]
-        return self.sbatch(f"#!/bin/sh\nsleep {hold_s}\n", *claim)
+        return self.sbatch(f"#!/bin/sh\nsleep {hold_s}\n", *claim, *arguments)
 
     def node_exec(self, node: str, command: list, **options) -> subprocess.CompletedProcess:
         """Run a command inside a node, or `login`, outside any job."""

@@ -1,14 +1,31 @@
-"""What stands still on a real Slurm: a network that swallows everything, and a suspended job."""
+"""What stands still on a real Slurm: a network that swallows everything, and suspended jobs."""
 
 import time
+from collections import Counter
 
-from hpcddp_user import SMALLEST, losses
+import pytest
+from hpcddp_user import SMALLEST, Hpcddp, losses
+
+from hpcddp.run_dir import read_json_lines
 
 HANG_S = 8
-ENDLESS = (
-    *SMALLEST, "train.max_steps=1000000", "log.every_steps=1", "checkpoint.every_steps=5",
-    f"train.hang_timeout_s={HANG_S}", "requeue.max_failures=1",
+WATCHED = (
+    *SMALLEST, "log.every_steps=1", "checkpoint.every_steps=5", f"train.hang_timeout_s={HANG_S}",
+    "requeue.max_failures=1",
 )  # fmt: skip
+ENDLESS = (*WATCHED, "train.max_steps=1000000")
+NUM_STEPS = 40
+SHORT = (*WATCHED, f"train.max_steps={NUM_STEPS}")
+# A step takes half a second at least, until the file exists.
+SLOW = """
+    from hpcddp.train.watchdog import Watchdog
+    beat = Watchdog.beat
+    def slow_beat(watchdog):
+        if not os.path.exists({0!r}):
+            time.sleep(0.25)
+        beat(watchdog)
+    Watchdog.beat = slow_beat
+"""
 
 
 def cut(cluster, on_node, node, other):
@@ -51,3 +68,35 @@ def test_a_job_that_slurm_suspends_for_longer_has_not_hung(hpcddp, cluster):
     hpcddp.wait_for_step("r", before + 3)
     assert not hpcddp.events("r", "hang")
     assert hpcddp.status("r")["attempt"] == 0
+
+
+@pytest.fixture
+def suspending(new_cluster, tmp_path):
+    """A user of a cluster with a partition whose jobs are suspended for those in `urgent`."""
+    hpcddp = Hpcddp(new_cluster("suspends", "--suspend"), tmp_path / "runs")
+    yield hpcddp
+    hpcddp.cluster.stop()
+
+
+def test_a_run_that_a_preemption_suspends_goes_on_in_the_same_attempt_with_the_same_bits(
+    suspending, tmp_path
+):
+    hpcddp, cluster = suspending, suspending.cluster
+    hpcddp.begin_pythons_with(tmp_path / "site", SLOW.format(str(tmp_path / "soon")))
+    job_id = hpcddp.submit("r", *SHORT, "--partition", "preempt-suspend")
+    hpcddp.wait_for_step("r", 3)
+    urgent = cluster.preempt(job_id, "--mem=1024", hold_s=2 * HANG_S)
+    cluster.wait(job_id, "SUSPENDED")
+    assert "SUSPENDED" in hpcddp.status("r")["reason"]
+    (tmp_path / "soon").touch()
+    hpcddp.submit("calm", *SHORT)
+    cluster.wait(urgent, "COMPLETED")
+    for name in ("r", "calm"):
+        hpcddp.wait_for(name, "finished", timeout=120)
+    told = {name: Counter(e["event"] for e in hpcddp.events(name)) for name in ("r", "calm")}
+    assert told["r"] == told["calm"]  # no hang, no stop, no second start
+    steps = [r["step"] for r in read_json_lines(hpcddp.run_dir("r").metrics) if "loss" in r]
+    assert steps == list(range(1, NUM_STEPS + 1))
+    compared = hpcddp("checkpoint", "diff", "r", "calm")
+    assert compared.returncode == 0, compared.stdout
+    assert losses(hpcddp.run_dir("r")) == losses(hpcddp.run_dir("calm"))

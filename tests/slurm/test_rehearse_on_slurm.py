@@ -14,6 +14,7 @@ def test_a_rehearsal_proves_that_the_job_survives_here(hpcddp):
     assert found["problems"] == []
     assert found["comparison"]["identical"]
     assert found["steps_lost"] == 0
+    assert found["preempt_mode"] == "REQUEUE"
     assert found["kill_after_s"] == 30  # GraceTime and KillWait
     attempts = hpcddp.status("q-interrupted")["attempts"]
     assert [attempt["attempt"] for attempt in attempts] == [0, 1]

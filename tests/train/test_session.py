@@ -10,7 +10,9 @@ from hpcddp.config.batch import BatchPlan
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.data.datasets import build_dataset
 from hpcddp.data.stream import eval_batches
+from hpcddp.errors import ConfigError
 from hpcddp.run_dir import RunDir, read_json_lines
+from hpcddp.train import setup
 from hpcddp.train.evaluate import most_batches
 from hpcddp.train.journal import Journal
 from hpcddp.train.loop import train_step
@@ -37,6 +39,40 @@ def test_devices_that_get_no_images_are_told_of(tmp_path, caplog, images, idle):
     session_of(tmp_path, *dp)
     told = [record.getMessage() for record in caplog.records if "images" in record.getMessage()]
     assert [line.split(":")[0] for line in told] == idle
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            ("train.micro_batch=1",),
+            "of 1 x 32 x 32 .* to 64 or more.* more than 1 value per channel",
+        ),
+        (
+            ("train.replicas=dp", "train.dp_devices=8", "train.global_batch=9"),
+            "replica 4 of 5: Exp",
+        ),
+        (("train.model=vit_b_16",), r"Change data\.image_size\. torch says: .* but got 32!"),
+        (("train.model=convnext_tiny", "data.image_size=8"), "of 12 x 8 x 8 .*Kernel size"),
+    ],
+)
+def test_images_that_the_model_cannot_do_with_are_refused_at_the_start(tmp_path, overrides, said):
+    with pytest.raises(ConfigError, match=said):
+        session_of(tmp_path, *overrides)
+
+
+@pytest.mark.parametrize("enough", ["train.micro_batch=2", "data.image_size=64"])
+def test_two_values_per_channel_are_enough(tmp_path, enough):
+    session_of(tmp_path, "train.micro_batch=1", enough)
+
+
+def test_another_error_of_the_first_pass_stays_what_it_is(tmp_path, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(setup, "warm_up", fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        session_of(tmp_path)
 
 
 def test_pixels_become_what_the_data_sets_statistics_say(tmp_path):
