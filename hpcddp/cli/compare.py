@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -168,19 +169,19 @@ def _check_gpus(most: int, request: ResolvedRequest) -> None:
 
 def _measure(layout: ProcessLayout, run: RunDir, typed: dict[str, Any], as_json: bool) -> None:
     """This process's part. Collective."""
-    config = read_config(run)
+    config, keep = read_config(run), functools.partial(_keep, run=run)
     if typed["sweeps"]:
         from hpcddp.measure.cells import check_swept
         from hpcddp.measure.sweep import sweep_here
 
         settings = check_swept(typed["sweeps"], config, layout.world_size)
-        document = sweep_here(config, settings, layout, typed["rounds"], typed["steps"])
+        document = sweep_here(config, settings, layout, typed["rounds"], typed["steps"], keep)
     else:
         _check_alone(layout)
         from hpcddp.measure.node_comparison import compare_on, this_node
 
         node = this_node(config, os.environ)
-        document = compare_on(node, config, _wanted(typed, len(node.gpus)), os.environ)
+        document = compare_on(node, config, _wanted(typed, len(node.gpus)), os.environ, keep)
     if document is not None:
         _show(document, as_json)
         _leave(document, run)
@@ -193,6 +194,14 @@ def _check_alone(layout: ProcessLayout) -> None:
             "others itself. Use one task with all devices of the node: srun --ntasks=1 "
             "--gpus-per-node=N --cpus-per-task=M python -m hpcddp compare ..."
         )
+
+
+def _keep(document: dict[str, Any], run: RunDir) -> None:
+    """What is known so far, should the job end before the last round."""
+    try:
+        _leave(document, run)
+    except (HpcddpError, OSError) as error:
+        print(f"The report of the rounds so far cannot be kept: {error}", file=sys.stderr)
 
 
 def _leave(document: dict[str, Any], run: RunDir) -> None:

@@ -18,6 +18,7 @@ from hpcddp.measure.comparison import Row, rounded
 from hpcddp.measure.verdict import Verdict
 from hpcddp.phases import DP_ON_CPU, DP_ON_GPUS
 
+Document = dict[str, Any]
 _CSV_FIELDS = (
     *("mode", "label", "devices", "setting", "global_batch", "n", "discarded"),
     *("step_s_median", "step_s_p95", "step_s_iqr", "images_per_s", "speedup", "efficiency"),
@@ -37,7 +38,7 @@ def compare_document(
     missing: Sequence[str],
     cpus: int,
     layout: ProcessLayout | None = None,
-) -> dict[str, Any]:
+) -> Document:
     """All that is known about a comparison, with what it was measured on.
 
     `layout` is that of a job whose processes all take part, whatever the row.
@@ -117,6 +118,11 @@ def not_measured(
     elif not any(row["gpu_utilisation"] for row in rows):
         said.append(f"use of the GPUs: {no_use}")
     return said
+
+
+def rounds_left(done: int, wanted: int) -> list[str]:
+    """What a document says that was left before the last round."""
+    return [f"all rounds: this was kept after {done} of {wanted}"] if done < wanted else []
 
 
 def csv_text(rows: Sequence[Row]) -> str:

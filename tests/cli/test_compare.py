@@ -8,7 +8,11 @@ import sys
 
 import pytest
 
+from hpcddp.cli import compare as compare_verb
 from hpcddp.cluster.layout import process_environment
+from hpcddp.config.layout import ProcessLayout
+from hpcddp.measure import node_comparison
+from hpcddp.run_dir import RunDir
 
 SMALL = [
     *("train.model=shufflenet_v2_x0_5", "train.model_options.zero_init_residual=null"),
@@ -143,3 +147,22 @@ def test_several_processes_are_too_many(compare):
     done = compare("--name", "c", *ONCE, *SMALL, **first)
     assert done.returncode == 2
     assert "Use one task with all devices of the node" in done.stderr
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_what_was_measured_before_a_job_ends_is_kept(tmp_path, monkeypatch, capsys, has_room):
+    def ends_early(node, config, wanted, environ, keep):
+        keep({"rows": []})
+        raise KeyboardInterrupt
+
+    run = RunDir(tmp_path)
+    run.config.write_text("train: {max_steps: 1, device: cpu}\n")
+    if not has_room:
+        run.reports.write_text("no folder")
+    monkeypatch.setattr(node_comparison, "compare_on", ends_early)
+    typed = {"sweeps": (), "modes": None, "devices": "1", "weak": False, "rounds": 2, "steps": 1}
+    with pytest.raises(KeyboardInterrupt):
+        compare_verb._measure(ProcessLayout(), run, typed, as_json=False)
+    kept = {path.name for path in tmp_path.glob("reports/compare.*")}
+    assert kept == ({"compare.json", "compare.csv"} if has_room else set())
+    assert ("cannot be kept" in capsys.readouterr().err) is not has_room

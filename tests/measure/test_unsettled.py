@@ -10,7 +10,7 @@ from hpcddp.measure.blocks import Block, CellRecord
 from hpcddp.measure.cells import MODES, Cell, Wanted, config_of
 from hpcddp.measure.evidence import Circumstances
 from hpcddp.measure.gpu_use import GpuUse
-from hpcddp.measure.node_comparison import _visit_all
+from hpcddp.measure.rounds import Contender, visit_all
 
 
 def config_with(cell, *words):
@@ -49,18 +49,18 @@ class Group:
 def test_a_visit_leaves_them_out_but_not_once_more_without_exchange():
     cells = [Cell("dp", 4), Cell("ddp", 4)]
     groups = [Group(cell, config_with(cell, "data.workers=1")) for cell in cells]
-    records = [CellRecord() for _ in cells]
-    _visit_all(groups, records, Wanted(MODES, (1, 4)), 0, GpuUse([]))
+    contenders = [Contender(group, CellRecord()) for group in groups]
+    visit_all(contenders, Wanted(MODES, (1, 4)), 0, GpuUse([]))
     assert groups[0].asked == [(1 + 8, True)]
     assert groups[1].asked == [(1 + 2, True), (1, False)]
-    assert [record.discarded for record in records] == [9, 4]
+    assert [each.record.discarded for each in contenders] == [9, 4]
 
 
 def test_modes_take_turns_and_every_other_round_goes_backwards():
     log, cells = [], [Cell("single", 1), Cell("dp", 2), Cell("ddp", 2)]
-    groups = [Group(cell, config_with(cell), log) for cell in cells]
+    contenders = [Contender(Group(cell, config_with(cell), log)) for cell in cells]
     for number in range(3):
-        _visit_all(groups, [CellRecord() for _ in cells], Wanted(MODES, (1, 2)), number, GpuUse([]))
+        visit_all(contenders, Wanted(MODES, (1, 2)), number, GpuUse([]))
     there = ["single x 1", "dp x 2", "ddp x 2"]
     assert [name for name, sync in log if sync] == [*there, *reversed(there), *there]
     at = log.index(("ddp x 2", True))
@@ -92,7 +92,10 @@ def alone(monkeypatch):
 def test_settings_of_a_sweep_take_turns_too(alone):
     log = []
     benches = [Bench(number, log) for number in range(3)]
-    records = sweep._Gatherer(ProcessLayout()).measure(benches, 2, 5, unsettled=2)
+    counts = []
+    for records in sweep._Gatherer(ProcessLayout()).measure(benches, 2, 5, unsettled=2):
+        counts.append([len(record.visits) for record in records])
+    assert counts == [[1] * 3, [2] * 3]  # after each round, so that it can be kept
     assert [number for number, sync in log if sync] == [0, 1, 2, 2, 1, 0]
     assert log[:2] == [(0, True), (0, False)]
     assert [record.visits for record in records] == [[[number]] * 2 for number in range(3)]
