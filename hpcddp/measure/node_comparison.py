@@ -18,7 +18,7 @@ from hpcddp.config.schema import RunConfig
 from hpcddp.errors import HpcddpError
 from hpcddp.measure.cells import Cell, Wanted, check_wanted, config_of
 from hpcddp.measure.comparison import base_of, row_of, serial_fractions, with_speedups
-from hpcddp.measure.cpus import are_shared, cores_of, cpus_of, shares
+from hpcddp.measure.cpus import are_shared, cores_of, cpus_near, cpus_of, shares
 from hpcddp.measure.document import Document, compare_document, not_measured, rounds_left
 from hpcddp.measure.evidence import Circumstances
 from hpcddp.measure.gpu_use import GpuUse
@@ -26,13 +26,19 @@ from hpcddp.measure.groups import Group
 from hpcddp.measure.rounds import Contender, take_rounds
 from hpcddp.measure.verdict import verdict_of
 
+_SIDES_UNKNOWN = (
+    "which CPUs are near which GPU: Linux does not say it, and a process of ddp may have been "
+    "bound to the far side of the node"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What there is to measure on; `gpus` as CUDA_VISIBLE_DEVICES would name them."""
+    """What there is to measure on; `gpus` as CUDA_VISIBLE_DEVICES could name them."""
 
     cores: Sequence[Sequence[int]]  # each with its CPUs
     gpus: Sequence[str]
+    near: Sequence[frozenset[int] | None] = ()  # the CPUs on the side of each GPU, where known
 
     @property
     def backend(self) -> str:
@@ -61,7 +67,7 @@ def compare_on(
             "--devices. Ask for more (--gpus-per-node), or compare fewer.",
             "no_gpu",
         )
-    per_device = shares(node.cores, max(cell.devices for cell in cells))
+    per_device = shares(node.cores, max(cell.devices for cell in cells), node.near)
     gpus, documents = GpuUse(node.gpus), []
 
     def after_round(contenders: Sequence[Contender], rounds: int) -> None:
@@ -127,6 +133,7 @@ def _document(
             *wanted.left_out,
             *(each.failure.message.splitlines()[0] for each in contenders if each.failure),
             *missing,
+            *([_SIDES_UNKNOWN] if None in node.near else []),
         ],
         cpus=sum(map(len, node.cores)),
     )
@@ -138,7 +145,24 @@ def this_node(config: RunConfig, environ: Mapping[str, str]) -> Node:
     is_cpu = "cpu" in (config.train.device, device_wish(environ))
     count = 0 if is_cpu else torch.cuda.device_count()
     named = visible_devices(environ) or tuple(map(str, range(count)))
-    return Node(cores, named[:count])
+    gpus = tuple(map(_name_of, range(count), named))
+    return Node(cores, gpus, tuple(map(_near, range(count))))
+
+
+def _name_of(index: int, entry: str) -> str:
+    """The UUID of the GPU that CUDA numbers so; `entry` of the variable where there is none.
+
+    NVML numbers them in another order, and also those that Slurm has given to others.
+    """
+    uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
+    return entry if uuid is None or not entry.isdigit() else f"GPU-{uuid}"
+
+
+def _near(index: int) -> frozenset[int] | None:
+    """The CPUs on the side of the GPU that CUDA numbers so; None where that is not known."""
+    gpu = torch.cuda.get_device_properties(index)
+    place = [getattr(gpu, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    return None if None in place else cpus_near("{:04x}:{:02x}:{:02x}.0".format(*place))
 
 
 def _have_peers(count: int) -> bool | None:

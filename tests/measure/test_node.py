@@ -1,9 +1,15 @@
 """What a node is taken for: its GPUs and whether they reach each other."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from hpcddp.measure.node_comparison import _have_peers
+from hpcddp.config.load import Layer, resolve
+from hpcddp.measure import cpus
+from hpcddp.measure.node_comparison import _have_peers, this_node
+
+CONFIG = resolve([Layer("test", {"train": {"max_steps": 1}})]).config
 
 
 @pytest.mark.parametrize(
@@ -21,3 +27,45 @@ def test_gpus_are_peers_where_each_reaches_each(monkeypatch, count, strangers, e
         torch.cuda, "can_device_access_peer", lambda one, other: (one, other) not in strangers
     )
     assert _have_peers(count) is expected
+
+
+@pytest.fixture
+def gpus(monkeypatch, tmp_path):
+    """Return a function that pretends CUDA has GPUs with these properties."""
+    near = tmp_path / "0001:ab:00.0"
+    near.write_text("4-7\n")
+    monkeypatch.setattr(cpus, "_NEAR", f"{tmp_path}/{{}}")
+
+    def pretend(*properties):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: len(properties))
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda n: properties[n])
+
+    return pretend
+
+
+def test_a_gpu_is_named_by_its_uuid_and_known_by_its_place(gpus):
+    """Its number is CUDA's own: NVML counts in another order, and GPUs of other jobs."""
+    known = SimpleNamespace(uuid="b", pci_domain_id=1, pci_bus_id=0xAB, pci_device_id=0)
+    gpus(known, SimpleNamespace(uuid="a", pci_domain_id=0, pci_bus_id=1, pci_device_id=0))
+    for environ in ({}, {"CUDA_VISIBLE_DEVICES": "0,1"}):
+        node = this_node(CONFIG, environ)
+        assert node.gpus == ("GPU-b", "GPU-a")
+        assert node.near == (frozenset({4, 5, 6, 7}), None)
+
+
+def test_what_torch_does_not_say_of_a_gpu_stays_as_it_was_named(gpus):
+    gpus(SimpleNamespace())
+    node = this_node(CONFIG, {"CUDA_VISIBLE_DEVICES": "3"})
+    assert (node.gpus, node.near) == (("3",), (None,))
+    gpus(SimpleNamespace(uuid="b"))
+    assert this_node(CONFIG, {"CUDA_VISIBLE_DEVICES": "MIG-x"}).gpus == ("MIG-x",)
+    assert this_node(CONFIG, {"HPCDDP_DEVICE": "cpu"}).gpus == ()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 1, reason="needs a GPU")
+def test_a_real_gpu_has_a_uuid_that_nvml_knows():
+    pynvml = pytest.importorskip("pynvml", reason="needs nvidia-ml-py")
+    pynvml.nvmlInit()
+    for name in this_node(CONFIG, {}).gpus:
+        pynvml.nvmlDeviceGetHandleByUUID(name)

@@ -73,8 +73,9 @@ def test_a_comparison_outlives_one_of_its_cells(monkeypatch):
     groups, kept = {}, []
 
     class Noted(Group):
-        def __init__(self, cell, *rest):
-            super().__init__(cell, *rest)
+        def __init__(self, cell, config, own, *rest):
+            super().__init__(cell, config, own, *rest)
+            self.cpus = own
             groups[cell.name] = self
 
     def keep(document):
@@ -84,9 +85,10 @@ def test_a_comparison_outlives_one_of_its_cells(monkeypatch):
                 process.kill()
 
     monkeypatch.setattr(node_comparison, "Group", Noted)
-    cpu = min(os.sched_getaffinity(0))
+    first, last = min(os.sched_getaffinity(0)), max(os.sched_getaffinity(0))
+    node = Node([[first], [last]], (), near=(frozenset({last}), None))
     wanted = Wanted(("dp", "ddp"), (2,), rounds=3, steps=1)
-    document = compare_on(Node([[cpu]], ()), run(), wanted, os.environ, keep)
+    document = compare_on(node, run(), wanted, os.environ, keep)
     modes = [[row["mode"] for row in each["rows"]] for each in (*kept, document)]
     assert modes == [["dp", "ddp"], ["dp"], ["dp"]]
     assert len(document["rows"][0]["round_s_medians"]) == 3
@@ -96,6 +98,8 @@ def test_a_comparison_outlives_one_of_its_cells(monkeypatch):
     [said] = [line for line in document["not_measured"] if line.startswith("ddp x 2: process")]
     assert "has ended" in said
     assert "\n" not in said
+    assert groups["ddp x 2"].cpus == [[last], [first]]
+    assert any("may have been bound to the far side" in line for line in document["not_measured"])
 
 
 @pytest.mark.parametrize(
