@@ -23,7 +23,8 @@ class ResumePoint:
     step: int
     path: str
     changed: Mapping[str, list[Any]]  # of fingerprint, settings: name -> value then, value now
-    micro_batch: int | None = None  # of the run's first start
+    micro_batch: int | None = None  # of the run's first start,
+    micro_batch_devices: int = 1  # and over how many devices of a process it went then
 
 
 @dataclass(slots=True)
@@ -110,7 +111,9 @@ def _checked(loaded: LoadedCheckpoint, expected: Expected) -> ResumePoint:
             "`checkpoint.strict_fingerprint=false`.",
             "other_fingerprint",
         )
-    return ResumePoint(loaded.step, str(loaded.path), changed, loaded.extra.get("micro_batch"))
+    extra = loaded.extra
+    first = extra.get("micro_batch"), extra.get("micro_batch_devices", 1)
+    return ResumePoint(loaded.step, str(loaded.path), changed, *first)
 
 
 def _is_of_another_run(

@@ -193,15 +193,18 @@ def _build_saver(
     task: Task, process: Process, journal: Journal, start_step: int, point: ResumePoint | None
 ) -> Saver:
     kept, run_dir, device = task.config.checkpoint, process.run_dir, process.device
-    micro_batch = (point.micro_batch if point else None) or task.plan.micro_batch
     devices = devices_per_process(task.config, device)
+    first = (task.plan.micro_batch, devices)
+    if point and point.micro_batch:
+        first = (point.micro_batch, point.micro_batch_devices)
     return Saver(
         folder=run_dir.checkpoints,
         extra={
             **identity_of(task.config, run_dir.name),
             "fingerprint": fingerprint_of(device, task.layout, process.ranks, devices),
             "settings": settings_of(task),
-            "micro_batch": micro_batch,
+            "micro_batch": first[0],
+            "micro_batch_devices": first[1],
         },
         retention=Retention(kept.keep_last, kept.keep_every_steps),
         cadence=build_cadence(kept, start_step),

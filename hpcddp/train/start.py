@@ -61,7 +61,8 @@ def open_session(config: RunConfig, layout: ProcessLayout, process: Process) -> 
         return None
     _look_around(process)
     if found.point:
-        task = with_micro_batch(task, found.point.micro_batch)
+        devices = devices_per_process(config, process.device)
+        task = with_micro_batch(task, found.point, devices)
     return build_session(task, process, found)
 
 

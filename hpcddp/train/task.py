@@ -13,6 +13,7 @@ from hpcddp.config.layout import ProcessLayout
 from hpcddp.config.schema import OptimConfig, RunConfig, value_at
 from hpcddp.data.datasets import Dataset, build_dataset
 from hpcddp.data.sampler import num_steps, step_epoch
+from hpcddp.train.resume import ResumePoint
 from hpcddp.train.schedule import LrSchedule, build_schedule
 
 # Only a run that agrees in these can be continued; the rest may be changed between two starts.
@@ -101,14 +102,15 @@ def build_task(config: RunConfig, layout: ProcessLayout) -> Task:
     )
 
 
-def with_micro_batch(task: Task, micro_batch: int | None) -> Task:
+def with_micro_batch(task: Task, point: ResumePoint, devices: int) -> Task:
     """The task with the micro-batch that the run began with, where none is configured and it fits.
 
-    Memory and batch-norm statistics, so the curve of the loss, follow it, not the number of
-    processes.
+    As many images on each of the `devices` of a process as then: memory and batch-norm statistics,
+    so the curve of the loss, follow them, not the number of processes.
     """
-    per_pass = (micro_batch or 0) * task.plan.world_size
-    if task.config.train.micro_batch or not per_pass or task.plan.global_batch % per_pass:
+    micro_batch, left = divmod((point.micro_batch or 0) * devices, point.micro_batch_devices)
+    per_pass = micro_batch * task.plan.world_size
+    if task.config.train.micro_batch or left or not per_pass or task.plan.global_batch % per_pass:
         return task
     plan = plan_batches(
         global_batch=task.plan.global_batch,
