@@ -39,7 +39,7 @@ _DEVICES_WITHOUT_GPUS = 2
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True,
               help="how often everything is visited in turn")  # fmt: skip
 @click.option("--steps", type=click.IntRange(1), default=10, show_default=True,
-              help="steps that count at each visit")  # fmt: skip
+              help="steps that count at each visit; on GPUs at least, for 2 seconds")  # fmt: skip
 @click.pass_context
 def command(
     context: click.Context,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hpcddp.measure.bench import unsettled_steps
-from hpcddp.measure.blocks import CellRecord
+from hpcddp.measure.blocks import CellRecord, Pace, pace_on_gpus, slowest
 from hpcddp.measure.cells import Wanted
 from hpcddp.measure.gpu_use import GpuUse
 from hpcddp.measure.groups import Group, GroupFailed
@@ -29,7 +29,30 @@ class Contender:
 
     group: Group
     record: CellRecord = field(default_factory=_empty_record)
+    pace: Pace | None = None  # until it has warmed up
     failure: GroupFailed | None = None
+
+    def warm_up(self, steps: int) -> None:
+        """Wait until it can measure, and choose its pace: so many steps, on GPUs perhaps more."""
+        group = self.group
+        group.wait_until_ready()
+        visit = group.take(WARM_UP_STEPS, discard=0)
+        self.pace = Pace(steps, unsettled_steps(group.config, group.cell.processes))
+        if visit[0].memory_bytes is not None:
+            self.pace = pace_on_gpus(self.pace, min(slowest(visit)))
+        _log.info("%s is ready", group.cell.name)
+
+    def visit(self, gpus: GpuUse) -> None:
+        group, record, pace = self.group, self.record, self.pace
+        assert pace is not None
+        with gpus.watch() as use:
+            record.visits.append(group.take(pace.steps, discard=pace.unsettled))
+        record.utilisation.append(use)
+        if group.cell.processes > 1:
+            # The first without exchange still sends out buffers, and the first of the next round
+            # does not: neither counts.
+            alone = group.take(pace.steps, discard=pace.discard, sync=False)
+            record.without_sync.append(alone)
 
     @contextlib.contextmanager
     def trying(self) -> Iterator[None]:
@@ -59,32 +82,18 @@ def take_rounds(
     contenders = [Contender(group) for group in groups]
     for each in contenders:
         with each.trying():
-            each.group.wait_until_ready()
-            each.group.take(WARM_UP_STEPS, discard=0)
-            _log.info("%s is ready", each.group.cell.name)
+            each.warm_up(wanted.steps)
     for number in range(wanted.rounds):
-        visit_all(contenders, wanted, number, gpus)
+        _visit_all(contenders, number, gpus)
         if not any(each.is_in for each in contenders):
             raise next(each.failure for each in contenders if each.failure)
         _log.info("round %d of %d", number + 1, wanted.rounds)
         after_round(contenders, number + 1)
 
 
-def visit_all(contenders: Sequence[Contender], wanted: Wanted, number: int, gpus: GpuUse) -> None:
+def _visit_all(contenders: Sequence[Contender], number: int, gpus: GpuUse) -> None:
     """One round; every other one goes backwards, so that a steady drift cancels."""
     for each in reversed(contenders) if number % 2 else contenders:
         if each.is_in:
             with each.trying():
-                _visit(each, wanted, gpus)
-
-
-def _visit(contender: Contender, wanted: Wanted, gpus: GpuUse) -> None:
-    group, record = contender.group, contender.record
-    unsettled = unsettled_steps(group.config, group.cell.processes)
-    with gpus.watch() as use:
-        record.visits.append(group.take(wanted.steps, discard=unsettled))
-    record.utilisation.append(use)
-    if group.cell.processes > 1:
-        # The first without exchange still sends out buffers, and the first of the next round
-        # does not: neither counts.
-        record.without_sync.append(group.take(wanted.steps, sync=False))
+                each.visit(gpus)

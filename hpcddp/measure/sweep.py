@@ -19,7 +19,7 @@ import torch.distributed as dist
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.config.schema import RunConfig, value_at
 from hpcddp.measure.bench import Bench, build_bench, unsettled_steps
-from hpcddp.measure.blocks import CellRecord
+from hpcddp.measure.blocks import CellRecord, Pace, pace_on_gpus
 from hpcddp.measure.cells import Cell, Setting, config_of_setting
 from hpcddp.measure.comparison import base_of, row_of, with_speedups
 from hpcddp.measure.cpus import are_too_few, cores_used
@@ -60,20 +60,22 @@ def sweep_here(
     # Each session would tell of a training that never is.
     logging.getLogger("hpcddp.train").setLevel(logging.WARNING)
     with tempfile.TemporaryDirectory(prefix="hpcddp-") as folder:
-        benches = []
+        benches, warm_up_s = [], []
         for index, setting in enumerate(settings):
             run_dir = RunDir(Path(folder) / str(index))
             run_dir.path.mkdir()
             run = config_of_setting(setting, config)
             benches.append(build_bench(run, layout, run_dir, device, ranks))
-            benches[-1].take(WARM_UP_STEPS, discard=0)
+            warm_up_s.append(min(benches[-1].take(WARM_UP_STEPS, discard=0).step_s))
             if layout.is_main:
                 _log.info("%s is ready", Cell("ddp", layout.world_size, setting).name)
-        unsettled = unsettled_steps(config, layout.world_size)
         gatherer = _Gatherer(layout)
+        pace = Pace(steps, unsettled_steps(config, layout.world_size))
+        if device.type == "cuda":
+            pace = pace_on_gpus(pace, gatherer.largest(min(warm_up_s)))
         where = Circumstances(backend_of(device), are_too_few(gatherer.gather(_place(device))))
         document = None
-        for done, records in enumerate(gatherer.measure(benches, rounds, steps, unsettled), 1):
+        for done, records in enumerate(gatherer.measure(benches, pace, rounds), 1):
             if layout.is_main:
                 _log.info("round %d of %d", done, rounds)
                 left = rounds_left(done, rounds)
@@ -99,18 +101,25 @@ class _Gatherer:
         self._group = dist.new_group(backend="gloo")  # beside the network that is measured
 
     def measure(
-        self, benches: Sequence[Bench], rounds: int, steps: int, unsettled: int
+        self, benches: Sequence[Bench], pace: Pace, rounds: int
     ) -> Iterator[list[CellRecord]]:
         """After each round the records of all settings."""
         records = [CellRecord(WARM_UP_STEPS) for _ in benches]
         for number in range(rounds):
             pairs = list(zip(benches, records, strict=True))
             for bench, record in reversed(pairs) if number % 2 else pairs:
-                record.visits.append(self.gather(bench.take(steps, discard=unsettled)))
+                record.visits.append(self.gather(bench.take(pace.steps, discard=pace.unsettled)))
                 # The first without exchange still sends out buffers, and the first of the next
                 # round does not: neither counts.
-                record.without_sync.append(self.gather(bench.take(steps, sync=False)))
+                alone = bench.take(pace.steps, discard=pace.discard, sync=False)
+                record.without_sync.append(self.gather(alone))
             yield records
+
+    def largest(self, own: float) -> float:
+        """Of what all processes give, in each of them: their steps must be as many. Collective."""
+        value = torch.tensor(own, dtype=torch.float64)
+        dist.all_reduce(value, op=dist.ReduceOp.MAX, group=self._group)
+        return value.item()
 
     def gather(self, own: Any) -> list[Any]:  # noqa: ANN401
         """What each process gives, in the main process; in the others nothing. Collective."""
