@@ -62,6 +62,7 @@ def command(
     more = () if typed["sweeps"] else _one_process(typed, request)
     submission = prepare_job(context, _words(typed), typed, more)
     warn(missing_to_train(request))
+    warn(() if typed["sweeps"] else _cpus_unknown(submission.request))
     _check(submission.request, typed)
     show = functools.partial(_show, as_json=as_json)
     show_report_of_job(submission, _REPORT, show, follows=follows, as_json=as_json)
@@ -118,11 +119,39 @@ def _one_process(typed: dict[str, Any], request: ResolvedRequest) -> tuple[str, 
     settings = {"resources.processes_per_node": 1}
     if not request.profile.has_gpus:
         settings["resources.cpus_per_process"] = most * (config.resources.cpus_per_process or 1)
-    elif not is_asked and (config.resources.gpus_per_node or 0) < most:
-        settings["resources.gpus_per_node"] = most
+    else:
+        if not is_asked and (config.resources.gpus_per_node or 0) < most:
+            settings["resources.gpus_per_node"] = most
+        wanted_gpus = settings.get("resources.gpus_per_node", config.resources.gpus_per_node)
+        settings |= _cpus_of_node(request, wanted_gpus or most)
     if "exclusive" not in config.resources.sbatch and request.profile.launcher == "slurm":
         settings["resources.sbatch.exclusive"] = "true"
     return tuple(f"{key}={value}" for key, value in settings.items())
+
+
+def _cpus_of_node(request: ResolvedRequest, gpus: int) -> dict[str, int]:
+    """All CPUs of the node, for the GPUs that hold it, where only its shape says how many there
+    are; of a node that is shared as many as go with these GPUs.
+    """
+    node, resources = request.profile.node, request.config.resources
+    if resources.cpus_per_process is not None or node.cpus is None:
+        return {}
+    is_shared = resources.sbatch.get("exclusive", True) in (False, None)
+    go_round = node.gpus if is_shared and node.gpus else gpus
+    return {"resources.cpus_per_process": max(1, node.cpus // go_round)}
+
+
+def _cpus_unknown(request: ResolvedRequest) -> tuple[str, ...]:
+    """A sentence where nothing says how many CPUs the one process of the job gets."""
+    profile, resources = request.profile, request.config.resources
+    says_cpus = resources.cpus_per_process or any("cpus" in key for key in resources.sbatch)
+    if says_cpus or not profile.has_gpus or profile.launcher != "slurm":
+        return ()
+    return (
+        f"Profile `{profile.name}` does not say how many CPUs a process or a node has, so the job "
+        "asks for none, and Slurm may bind all that `compare` measures to one core. Set the CPUs "
+        "for each GPU, for example resources.cpus_per_process=8.",
+    )
 
 
 def _gpus_of_node(request: ResolvedRequest) -> tuple[int | None, bool]:

@@ -133,9 +133,11 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_sent(compare, tmp
 
 
 def test_more_devices_than_the_job_has_gpus_are_refused(compare):
-    done = compare("--cluster", "generic", "--gpus-per-node", "2", "--devices", "1,4")
+    words = ["--cluster", "generic", "--gpus-per-node", "2", "resources.cpus_per_process=null"]
+    done = compare(*words, "--devices", "1,4")
     assert done.returncode == 2
     assert "Use --gpus-per-node 4, or fewer --devices." in done.stderr
+    assert "Profile `generic` does not say how many CPUs" in done.stderr
 
 
 def test_several_processes_are_too_many(compare):
