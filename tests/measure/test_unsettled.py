@@ -142,6 +142,8 @@ def test_a_sweep_claims_no_memory_for_one_of_its_settings():
     settings = [{"ddp.bucket_cap_mib": mib} for mib in (1, 25)]
     where = Circumstances("gloo", cpus_are_shared=True)
     document = sweep._document(config, settings, records, ProcessLayout(world_size=2), where)
+    assert "ddp.bucket_cap_mib" not in document["settings"]  # each row has its own
+    assert "ddp.static_graph" in document["settings"]
     for row in document["rows"]:
         assert (row["memory_bytes_per_device"], row["memory_imbalance"]) == (None, None)
         assert row["resident_bytes_per_process"] == []
