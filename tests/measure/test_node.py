@@ -1,5 +1,6 @@
 """What a node is taken for: its GPUs and whether they reach each other."""
 
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -7,7 +8,8 @@ import torch
 
 from hpcddp.config.load import Layer, resolve
 from hpcddp.measure import cpus
-from hpcddp.measure.node_comparison import _have_peers, this_node
+from hpcddp.measure.cells import MODES, Wanted
+from hpcddp.measure.node_comparison import _have_peers, compare_on, this_node
 
 CONFIG = resolve([Layer("test", {"train": {"max_steps": 1}})]).config
 
@@ -60,6 +62,29 @@ def test_what_torch_does_not_say_of_a_gpu_stays_as_it_was_named(gpus):
     gpus(SimpleNamespace(uuid="b"))
     assert this_node(CONFIG, {"CUDA_VISIBLE_DEVICES": "MIG-x"}).gpus == ("MIG-x",)
     assert this_node(CONFIG, {"HPCDDP_DEVICE": "cpu"}).gpus == ()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 1, reason="needs a GPU")
+def test_on_gpus_all_modes_are_compared_with_their_memory():
+    devices = tuple(sorted({1, min(2, torch.cuda.device_count())}))
+    small = {
+        "train": {"model": "shufflenet_v2_x0_5", "global_batch": 4, "max_steps": 1},
+        "data": {"name": "synthetic", "synthetic_samples": 16, "image_size": 32},
+    }
+    config = resolve([Layer("test", small)]).config
+    wanted, kept = Wanted(MODES, devices, rounds=2, steps=1), []
+    node = this_node(config, os.environ)
+    document = compare_on(node, config, wanted, os.environ, kept.append)
+    assert [(row["mode"], row["devices"]) for row in document["rows"]] == [
+        (cell.mode, cell.devices) for cell in wanted.cells
+    ]
+    assert (document["backend"], document["label_of_dp"]) == ("nccl", "torch.nn.DataParallel")
+    for row in document["rows"]:
+        assert len(row["memory_bytes_per_device"]) == row["devices"]
+        assert min(row["memory_bytes_per_device"]) > 4 * 352_042  # the parameters, and more
+        assert row["n"] > 2  # a visit lasts longer than the one step that was asked for
+    assert len(kept) == 1
 
 
 @pytest.mark.gpu
