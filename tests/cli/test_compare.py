@@ -5,12 +5,15 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from hpcddp.cli import compare as compare_verb
+from hpcddp.cli import measuring
 from hpcddp.cluster.layout import process_environment
 from hpcddp.config.layout import ProcessLayout
+from hpcddp.launch.watch import follow
 from hpcddp.measure import node_comparison
 from hpcddp.run_dir import RunDir
 
@@ -149,6 +152,25 @@ def test_several_processes_are_too_many(compare):
     done = compare("--name", "c", *ONCE, *SMALL, **first)
     assert done.returncode == 2
     assert "Use one task with all devices of the node" in done.stderr
+
+
+@pytest.mark.parametrize("has_kept", [True, False])
+def test_a_job_that_ends_early_is_followed_to_what_it_has_kept(
+    tmp_path, monkeypatch, capsys, has_kept
+):
+    run = RunDir(tmp_path / "r")
+    run.reports.mkdir(parents=True)
+    if has_kept:
+        (run.reports / "compare.json").write_text("{}")
+    submission = SimpleNamespace(run_dir=run)
+    monkeypatch.setattr(measuring, "send", lambda submission: (submission, "1"))
+    monkeypatch.setattr(measuring, "announce", lambda *said, err: None)
+    monkeypatch.setattr(follow, "follow", lambda run_dir, out: 1)
+    show = measuring.show_report_of_job
+    with pytest.raises(SystemExit) as left:
+        show(submission, "compare", print, follows=True, as_json=False)
+    assert left.value.code == 1
+    assert ("python -m hpcddp report r\n" in capsys.readouterr().err) is has_kept
 
 
 @pytest.mark.parametrize("has_room", [True, False])
