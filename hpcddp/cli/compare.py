@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,7 @@ _DEVICES_WITHOUT_GPUS = 2
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True,
               help="how often everything is visited in turn")  # fmt: skip
 @click.option("--steps", type=click.IntRange(1), default=10, show_default=True,
-              help="steps that count at each visit")  # fmt: skip
+              help="steps that count at each visit; on GPUs at least, for 2 seconds")  # fmt: skip
 @click.pass_context
 def command(
     context: click.Context,
@@ -61,6 +62,7 @@ def command(
     more = () if typed["sweeps"] else _one_process(typed, request)
     submission = prepare_job(context, _words(typed), typed, more)
     warn(missing_to_train(request))
+    warn(() if typed["sweeps"] else _cpus_unknown(submission.request))
     _check(submission.request, typed)
     show = functools.partial(_show, as_json=as_json)
     show_report_of_job(submission, _REPORT, show, follows=follows, as_json=as_json)
@@ -117,11 +119,39 @@ def _one_process(typed: dict[str, Any], request: ResolvedRequest) -> tuple[str, 
     settings = {"resources.processes_per_node": 1}
     if not request.profile.has_gpus:
         settings["resources.cpus_per_process"] = most * (config.resources.cpus_per_process or 1)
-    elif not is_asked and (config.resources.gpus_per_node or 0) < most:
-        settings["resources.gpus_per_node"] = most
+    else:
+        if not is_asked and (config.resources.gpus_per_node or 0) < most:
+            settings["resources.gpus_per_node"] = most
+        wanted_gpus = settings.get("resources.gpus_per_node", config.resources.gpus_per_node)
+        settings |= _cpus_of_node(request, wanted_gpus or most)
     if "exclusive" not in config.resources.sbatch and request.profile.launcher == "slurm":
         settings["resources.sbatch.exclusive"] = "true"
     return tuple(f"{key}={value}" for key, value in settings.items())
+
+
+def _cpus_of_node(request: ResolvedRequest, gpus: int) -> dict[str, int]:
+    """All CPUs of the node, for the GPUs that hold it, where only its shape says how many there
+    are; of a node that is shared as many as go with these GPUs.
+    """
+    node, resources = request.profile.node, request.config.resources
+    if resources.cpus_per_process is not None or node.cpus is None:
+        return {}
+    is_shared = resources.sbatch.get("exclusive", True) in (False, None)
+    go_round = node.gpus if is_shared and node.gpus else gpus
+    return {"resources.cpus_per_process": max(1, node.cpus // go_round)}
+
+
+def _cpus_unknown(request: ResolvedRequest) -> tuple[str, ...]:
+    """A sentence where nothing says how many CPUs the one process of the job gets."""
+    profile, resources = request.profile, request.config.resources
+    says_cpus = resources.cpus_per_process or any("cpus" in key for key in resources.sbatch)
+    if says_cpus or not profile.has_gpus or profile.launcher != "slurm":
+        return ()
+    return (
+        f"Profile `{profile.name}` does not say how many CPUs a process or a node has, so the job "
+        "asks for none, and Slurm may bind all that `compare` measures to one core. Set the CPUs "
+        "for each GPU, for example resources.cpus_per_process=8.",
+    )
 
 
 def _gpus_of_node(request: ResolvedRequest) -> tuple[int | None, bool]:
@@ -169,19 +199,19 @@ def _check_gpus(most: int, request: ResolvedRequest) -> None:
 
 def _measure(layout: ProcessLayout, run: RunDir, typed: dict[str, Any], as_json: bool) -> None:
     """This process's part. Collective."""
-    config = read_config(run)
+    config, keep = read_config(run), functools.partial(_keep, run=run)
     if typed["sweeps"]:
         from hpcddp.measure.cells import check_swept
         from hpcddp.measure.sweep import sweep_here
 
         settings = check_swept(typed["sweeps"], config, layout.world_size)
-        document = sweep_here(config, settings, layout, typed["rounds"], typed["steps"])
+        document = sweep_here(config, settings, layout, typed["rounds"], typed["steps"], keep)
     else:
         _check_alone(layout)
         from hpcddp.measure.node_comparison import compare_on, this_node
 
         node = this_node(config, os.environ)
-        document = compare_on(node, config, _wanted(typed, len(node.gpus)), os.environ)
+        document = compare_on(node, config, _wanted(typed, len(node.gpus)), os.environ, keep)
     if document is not None:
         _show(document, as_json)
         _leave(document, run)
@@ -194,6 +224,14 @@ def _check_alone(layout: ProcessLayout) -> None:
             "others itself. Use one task with all devices of the node: srun --ntasks=1 "
             "--gpus-per-node=N --cpus-per-task=M python -m hpcddp compare ..."
         )
+
+
+def _keep(document: dict[str, Any], run: RunDir) -> None:
+    """What is known so far, should the job end before the last round."""
+    try:
+        _leave(document, run)
+    except (HpcddpError, OSError) as error:
+        print(f"The report of the rounds so far cannot be kept: {error}", file=sys.stderr)
 
 
 def _leave(document: dict[str, Any], run: RunDir) -> None:

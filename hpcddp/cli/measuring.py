@@ -18,7 +18,7 @@ from hpcddp.config.layout import EXIT_DONE
 from hpcddp.config.schema import RunConfig
 from hpcddp.config.write import read_config
 from hpcddp.errors import HpcddpError
-from hpcddp.launch.measuring import is_in_job, prepare_measuring, read_report
+from hpcddp.launch.measuring import is_in_job, prepare_measuring, read_report, report_path
 from hpcddp.launch.request import resolve_request
 from hpcddp.launch.submission import Submission, send
 from hpcddp.run_dir import RunDir
@@ -115,10 +115,19 @@ def show_report_of_job(
 
     code = follow(submission.run_dir, out=sys.stderr if as_json else sys.stdout)
     if code != EXIT_DONE:
+        _say_what_is_kept(submission.run_dir, report)
         sys.exit(code)
     document = read_report(submission.run_dir, report)
     show(document)
     _say_where_the_page_is(submission.run_dir, report, document)
+
+
+def _say_what_is_kept(run_dir: RunDir, report: str) -> None:
+    """Of a job that has ended before it had measured all."""
+    if report_path(run_dir, report).exists():
+        click.echo(
+            f"What it had measured by then: python -m hpcddp report {run_dir.name}", err=True
+        )
 
 
 def _say_where_the_page_is(run_dir: RunDir, report: str, document: dict[str, Any]) -> None:

@@ -15,6 +15,19 @@ class BatchPlan:
     world_size: int
 
 
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """The images of one process in one pass, and how many devices share them."""
+
+    images: int
+    devices: int
+
+    def on(self, devices: int) -> int | None:
+        """Images of a process with as many on each of its `devices`; None if that leaves a rest."""
+        images, left = divmod(self.images * devices, self.devices)
+        return None if left else images
+
+
 def plan_batches(*, global_batch: int, micro_batch: int | None, world_size: int) -> BatchPlan:
     """Divide `global_batch`; `micro_batch=None` means one pass per step.
 

@@ -47,7 +47,9 @@ class TrainConfig:
     replicas: str = "ddp"  # single; ddp: one process per device; dp: one process for all of a node
     dp_devices: int | None = None  # for replicas=dp; None: all visible GPUs, 2 threads on a CPU
     global_batch: int = 256  # images per optimizer step over all processes
-    micro_batch: int | None = None  # images per process per pass; None: all in one, at first start
+    # images per process per pass, with replicas=dp over all its devices; None: all in one, and a
+    # resumed run keeps the images per device of its first start
+    micro_batch: int | None = None
     max_steps: int | None = None  # training ends at max_steps or max_epochs,
     max_epochs: float | None = None  # whichever comes first
     eval_every_epochs: float | None = 1.0  # None: only at the end

@@ -1,10 +1,34 @@
 """What measuring processes say about a few steps in a row. Pure values; knows no torch."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hpcddp.measure.scaling import median
+
+# Of a visit on GPUs: NVML's use of them is a mean of up to a second, and for as long as the second
+# their clocks rise and the allocator asks for memory anew.
+_VISIT_S, _RISING_S = 2.0, 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How many steps of a visit count, and how many before them do not."""
+
+    steps: int
+    unsettled: int  # after a pause
+    discard: int = 1  # without one
+
+
+def pace_on_gpus(pace: Pace, step_s: float) -> Pace:
+    """At least so many steps, and as many more as fill the seconds that a GPU needs."""
+    rising = math.ceil(_RISING_S / step_s)
+    return Pace(
+        max(pace.steps, math.ceil(_VISIT_S / step_s)),
+        max(pace.unsettled, rising),
+        max(pace.discard, rising),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +40,7 @@ class Block:
     cpu_s: float  # of the whole process, over all these steps
     thread_cpu_s: Sequence[float] = ()  # of its lasting threads and dp's on CPUs, busiest first
     resident_bytes: int = 0
-    memory_bytes: Sequence[int] | None = None  # the peak on each of its devices
+    memory_bytes: Sequence[int] | None = None  # the peak on each of its GPUs; None without any
     phases: Sequence[Mapping[str, float]] = ()  # one for each step
     comm_bytes: int = 0  # for each step
     buckets: Sequence[Mapping[str, Any]] = ()  # of the middle step, since its backward began

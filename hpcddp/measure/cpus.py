@@ -7,6 +7,7 @@ from pathlib import Path
 from hpcddp.measure.cells import Cell
 
 _SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+_NEAR = "/sys/bus/pci/devices/{}/local_cpulist"
 
 
 def siblings_of(cpu: int) -> list[int]:
@@ -44,16 +45,56 @@ def cores_used(
     return cores, min(Fraction(len(cores)), Fraction(threads * len(cores), len(cpus)))
 
 
-def shares(cores: Sequence[Sequence[int]], most: int) -> list[list[int]]:
+def cpus_near(pci_address: str) -> frozenset[int] | None:
+    """The CPUs of the socket, or the part of one, that a device hangs on; None where Linux does
+    not say it.
+    """
+    try:
+        text = Path(_NEAR.format(pci_address)).read_text(encoding="ascii")
+        return frozenset(_expanded(text))
+    except (OSError, ValueError):
+        return None
+
+
+def shares(
+    cores: Sequence[Sequence[int]], most: int, near: Sequence[frozenset[int] | None] = ()
+) -> list[list[int]]:
     """The cores of the node in `most` equal shares, one per device; what is left over stays idle.
 
-    With fewer cores than devices a share is one core, and several devices have the same one.
+    `near` holds for each device the CPUs on its side of the node, where that is known: its share is
+    of these, as far as they go round. With fewer cores than devices a share is one core, and
+    several devices have the same one.
     """
     size = max(1, len(cores) // most)
-    return [
-        [cpu for n in range(number * size, (number + 1) * size) for cpu in cores[n % len(cores)]]
-        for number in range(most)
-    ]
+    if len(cores) < most:
+        return [[*cores[number % len(cores)]] for number in range(most)]
+    sides = [*near[:most], *[None] * (most - len(near))]
+    left = [*cores]
+    own = [_taken(left, side, _fair(cores, side, sides, size)) for side in sides]
+    for share in own:
+        share += _taken(left, None, size - len(share))
+    return [[cpu for core in share for cpu in core] for share in own]
+
+
+def _fair(
+    cores: Sequence[Sequence[int]],
+    side: frozenset[int] | None,
+    sides: Sequence[frozenset[int] | None],
+    size: int,
+) -> int:
+    """How many cores of its side each device there can have."""
+    if side is None:
+        return 0
+    return min(size, sum(side.issuperset(core) for core in cores) // sides.count(side))
+
+
+def _taken(
+    left: list[Sequence[int]], side: frozenset[int] | None, count: int
+) -> list[Sequence[int]]:
+    """So many cores of that side, or any, taken out of those that are left."""
+    taken = [core for core in left if side is None or side.issuperset(core)][:count]
+    left[:] = [core for core in left if core not in taken]
+    return taken
 
 
 def cpus_of(cell: Cell, per_device: Sequence[Sequence[int]]) -> list[list[int]]:

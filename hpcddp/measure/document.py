@@ -5,19 +5,25 @@ import io
 import platform
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import torch
 
 import hpcddp
 from hpcddp.config.layout import ProcessLayout
-from hpcddp.config.schema import RunConfig
+from hpcddp.config.schema import RunConfig, value_at
 from hpcddp.measure.cells import Cell
 from hpcddp.measure.comparison import Row, rounded
 from hpcddp.measure.verdict import Verdict
 from hpcddp.phases import DP_ON_CPU, DP_ON_GPUS
+from hpcddp.train.setup import is_channels_last
 
+Document = dict[str, Any]
+_SETTINGS = (
+    *("train.deterministic", "train.channels_last", "train.micro_batch", "data.workers"),
+    *("data.augment", "ddp.bucket_cap_mib", "ddp.static_graph"),
+)
 _CSV_FIELDS = (
     *("mode", "label", "devices", "setting", "global_batch", "n", "discarded"),
     *("step_s_median", "step_s_p95", "step_s_iqr", "images_per_s", "speedup", "efficiency"),
@@ -37,7 +43,7 @@ def compare_document(
     missing: Sequence[str],
     cpus: int,
     layout: ProcessLayout | None = None,
-) -> dict[str, Any]:
+) -> Document:
     """All that is known about a comparison, with what it was measured on.
 
     `layout` is that of a job whose processes all take part, whatever the row.
@@ -54,6 +60,7 @@ def compare_document(
         "model": config.train.model,
         "data": f"{config.data.name}, {config.data.image_size} x {config.data.image_size}",
         "precision": config.train.precision,
+        "settings": _settings(config, backend, {key for row in rows for key in row["setting"]}),
         "world_size": None if layout is None else layout.world_size,
         "processes_per_node": None if layout is None else layout.local_world_size,
         "global_batch": max(row["global_batch"] for row in rows),
@@ -71,6 +78,13 @@ def compare_document(
         "not_measured": list(missing),
     }
     return rounded(document)
+
+
+def _settings(config: RunConfig, backend: str, swept: Set[str]) -> dict[str, Any]:
+    """What else the time of a step depends on, and is the same in all rows."""
+    device = torch.device("cuda" if backend == "nccl" else "cpu")
+    found = {key: value_at(config, key) for key in _SETTINGS if key not in swept}
+    return found | {"train.channels_last": is_channels_last(config.train.channels_last, device)}
 
 
 def _machine(backend: str, cpus: int, hosts: Sequence[str]) -> dict[str, Any]:
@@ -117,6 +131,11 @@ def not_measured(
     elif not any(row["gpu_utilisation"] for row in rows):
         said.append(f"use of the GPUs: {no_use}")
     return said
+
+
+def rounds_left(done: int, wanted: int) -> list[str]:
+    """What a document says that was left before the last round."""
+    return [f"all rounds: this was kept after {done} of {wanted}"] if done < wanted else []
 
 
 def csv_text(rows: Sequence[Row]) -> str:

@@ -5,41 +5,40 @@ Runs in one process that holds all devices of the node; the groups are its child
 
 import contextlib
 import itertools
-import logging
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from hpcddp.cluster.devices import device_wish, visible_devices
 from hpcddp.config.schema import RunConfig
 from hpcddp.errors import HpcddpError
-from hpcddp.measure.bench import unsettled_steps
-from hpcddp.measure.blocks import CellRecord
 from hpcddp.measure.cells import Cell, Wanted, check_wanted, config_of
 from hpcddp.measure.comparison import base_of, row_of, serial_fractions, with_speedups
-from hpcddp.measure.cpus import are_shared, cores_of, cpus_of, shares
-from hpcddp.measure.document import compare_document, not_measured
+from hpcddp.measure.cpus import are_shared, cores_of, cpus_near, cpus_of, shares
+from hpcddp.measure.document import Document, compare_document, not_measured, rounds_left
 from hpcddp.measure.evidence import Circumstances
 from hpcddp.measure.gpu_use import GpuUse
 from hpcddp.measure.groups import Group
+from hpcddp.measure.rounds import Contender, take_rounds
 from hpcddp.measure.verdict import verdict_of
 
-_WARM_UP_STEPS = 3  # DDP's buckets are in their final order before; caches and allocators are not
-
-_log = logging.getLogger(__name__)
+_SIDES_UNKNOWN = (
+    "which CPUs are near which GPU: Linux does not say it, and a process of ddp may have been "
+    "bound to the far side of the node"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What there is to measure on; `gpus` as CUDA_VISIBLE_DEVICES would name them."""
+    """What there is to measure on; `gpus` as CUDA_VISIBLE_DEVICES could name them."""
 
     cores: Sequence[Sequence[int]]  # each with its CPUs
     gpus: Sequence[str]
+    near: Sequence[frozenset[int] | None] = ()  # the CPUs on the side of each GPU, where known
 
     @property
     def backend(self) -> str:
@@ -47,11 +46,18 @@ class Node:
 
 
 def compare_on(
-    node: Node, config: RunConfig, wanted: Wanted, environ: Mapping[str, str]
-) -> dict[str, Any]:
+    node: Node,
+    config: RunConfig,
+    wanted: Wanted,
+    environ: Mapping[str, str],
+    keep: Callable[[Document], None] = lambda document: None,
+) -> Document:
     """Measure every cell that this node has the devices for; the document of the comparison.
 
-    Raises ConfigError for what does not divide, GroupFailed where a process fails.
+    After each round but the last, `keep` gets the document of what is known so far. A cell that
+    fails is named among what was not measured.
+
+    Raises ConfigError for what does not divide, GroupFailed where no cell is left.
     """
     check_wanted(wanted, config)
     cells = [cell for cell in wanted.cells if not node.gpus or cell.devices <= len(node.gpus)]
@@ -61,30 +67,74 @@ def compare_on(
             "--devices. Ask for more (--gpus-per-node), or compare fewer.",
             "no_gpu",
         )
-    most = max(cell.devices for cell in cells)
-    per_device = shares(node.cores, most)
-    gpus = GpuUse(node.gpus)
-    records = _measure(cells, config, wanted, per_device, gpus, environ)
+    per_device = shares(node.cores, max(cell.devices for cell in cells), node.near)
+    gpus, documents = GpuUse(node.gpus), []
+
+    def after_round(contenders: Sequence[Contender], rounds: int) -> None:
+        documents.append(_document(contenders, rounds, node, config, wanted, per_device, gpus))
+        if rounds < wanted.rounds:
+            keep(documents[-1])
+
+    with _started(cells, config, wanted, per_device, environ) as groups:
+        take_rounds(groups, wanted, gpus, after_round)
+    return documents[-1]
+
+
+@contextlib.contextmanager
+def _started(
+    cells: Sequence[Cell],
+    config: RunConfig,
+    wanted: Wanted,
+    per_device: Sequence[Sequence[int]],
+    environ: Mapping[str, str],
+) -> Iterator[list[Group]]:
+    """The processes of all cells, until the end of the block."""
+    with contextlib.ExitStack() as open_groups:
+        folder = Path(open_groups.enter_context(tempfile.TemporaryDirectory(prefix="hpcddp-")))
+        groups = []
+        for index, cell in enumerate(cells):
+            own = folder / f"group-{index}"
+            run, cpus = config_of(cell, wanted, config), cpus_of(cell, per_device)
+            groups.append(open_groups.enter_context(Group(cell, run, cpus, own, environ)))
+        yield groups
+
+
+def _document(
+    contenders: Sequence[Contender],
+    rounds: int,
+    node: Node,
+    config: RunConfig,
+    wanted: Wanted,
+    per_device: Sequence[Sequence[int]],
+    gpus: GpuUse,
+) -> Document:
+    """What is known after so many rounds."""
+    cells = [each.group.cell for each in contenders]
     rows = [
-        row_of(cell, record, config_of(cell, wanted, config).train.global_batch)
-        | {"cpus_per_process": len(cpus_of(cell, per_device)[0])}
-        for cell, record in zip(cells, records, strict=True)
+        row_of(each.group.cell, each.record, each.group.config.train.global_batch)
+        | {"cpus_per_process": len(cpus_of(each.group.cell, per_device)[0])}
+        for each in contenders
+        if each.is_in
     ]
-    base = base_of(rows, {})
-    rows = with_speedups(rows, base, is_weak=wanted.is_weak)
+    rows = with_speedups(rows, base_of(rows, {}), is_weak=wanted.is_weak)
+    peers = _have_peers(max(cell.devices for cell in cells)) if node.gpus else None
     missing = not_measured(
         wanted.cells, cells, rows, has_gpus=bool(node.gpus), no_use=gpus.why_nothing
     )
-    peers = _have_peers(most) if node.gpus else None
-    verdict = verdict_of(rows, Circumstances(node.backend, are_shared(per_device), peers))
     return compare_document(
         config,
         rows,
-        verdict,
+        verdict_of(rows, Circumstances(node.backend, are_shared(per_device), peers)),
         backend=node.backend,
         is_strong=not wanted.is_weak,
         fitted=serial_fractions(rows, is_weak=wanted.is_weak),
-        missing=[*wanted.left_out, *missing],
+        missing=[
+            *rounds_left(rounds, wanted.rounds),
+            *wanted.left_out,
+            *(each.failure.message.splitlines()[0] for each in contenders if each.failure),
+            *missing,
+            *([_SIDES_UNKNOWN] if None in node.near else []),
+        ],
         cpus=sum(map(len, node.cores)),
     )
 
@@ -95,56 +145,27 @@ def this_node(config: RunConfig, environ: Mapping[str, str]) -> Node:
     is_cpu = "cpu" in (config.train.device, device_wish(environ))
     count = 0 if is_cpu else torch.cuda.device_count()
     named = visible_devices(environ) or tuple(map(str, range(count)))
-    return Node(cores, named[:count])
+    gpus = tuple(map(_name_of, range(count), named))
+    return Node(cores, gpus, tuple(map(_near, range(count))))
+
+
+def _name_of(index: int, entry: str) -> str:
+    """The UUID of the GPU that CUDA numbers so; `entry` of the variable where there is none.
+
+    NVML numbers them in another order, and also those that Slurm has given to others.
+    """
+    uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
+    return entry if uuid is None or not entry.isdigit() else f"GPU-{uuid}"
+
+
+def _near(index: int) -> frozenset[int] | None:
+    """The CPUs on the side of the GPU that CUDA numbers so; None where that is not known."""
+    gpu = torch.cuda.get_device_properties(index)
+    place = [getattr(gpu, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    return None if None in place else cpus_near("{:04x}:{:02x}:{:02x}.0".format(*place))
 
 
 def _have_peers(count: int) -> bool | None:
     """Whether the first `count` GPUs all reach each other's memory; None where there is but one."""
     pairs = [*itertools.permutations(range(count), 2)]
     return all(torch.cuda.can_device_access_peer(*pair) for pair in pairs) if pairs else None
-
-
-def _measure(
-    cells: Sequence[Cell],
-    config: RunConfig,
-    wanted: Wanted,
-    per_device: Sequence[Sequence[int]],
-    gpus: GpuUse,
-    environ: Mapping[str, str],
-) -> list[CellRecord]:
-    records = [CellRecord(_WARM_UP_STEPS) for _ in cells]
-    with contextlib.ExitStack() as open_groups:
-        folder = Path(open_groups.enter_context(tempfile.TemporaryDirectory(prefix="hpcddp-")))
-        groups = []
-        for index, cell in enumerate(cells):
-            own = folder / f"group-{index}"
-            run, cpus = config_of(cell, wanted, config), cpus_of(cell, per_device)
-            groups.append(open_groups.enter_context(Group(cell, run, cpus, own, environ)))
-        for group in groups:
-            group.wait_until_ready()
-            group.take(_WARM_UP_STEPS, discard=0)
-            _log.info("%s is ready", group.cell.name)
-        for number in range(wanted.rounds):
-            _visit_all(groups, records, wanted, number, gpus)
-            _log.info("round %d of %d", number + 1, wanted.rounds)
-    return records
-
-
-def _visit_all(
-    groups: Sequence[Group],
-    records: Sequence[CellRecord],
-    wanted: Wanted,
-    number: int,
-    gpus: GpuUse,
-) -> None:
-    """One round; every other one goes backwards, so that a steady drift cancels."""
-    pairs = list(zip(groups, records, strict=True))
-    for group, record in reversed(pairs) if number % 2 else pairs:
-        unsettled = unsettled_steps(group.config, group.cell.processes)
-        with gpus.watch() as use:
-            record.visits.append(group.take(wanted.steps, discard=unsettled))
-        record.utilisation.append(use)
-        if group.cell.processes > 1:
-            # The first without exchange still sends out buffers, and the first of the next round
-            # does not: neither counts.
-            record.without_sync.append(group.take(wanted.steps, sync=False))

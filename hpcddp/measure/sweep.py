@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -19,18 +19,18 @@ import torch.distributed as dist
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.config.schema import RunConfig, value_at
 from hpcddp.measure.bench import Bench, build_bench, unsettled_steps
-from hpcddp.measure.blocks import CellRecord
+from hpcddp.measure.blocks import CellRecord, Pace, pace_on_gpus
 from hpcddp.measure.cells import Cell, Setting, config_of_setting
 from hpcddp.measure.comparison import base_of, row_of, with_speedups
 from hpcddp.measure.cpus import are_too_few, cores_used
-from hpcddp.measure.document import compare_document, not_measured
+from hpcddp.measure.document import Document, compare_document, not_measured, rounds_left
 from hpcddp.measure.evidence import Circumstances
+from hpcddp.measure.rounds import WARM_UP_STEPS
 from hpcddp.measure.verdict import verdict_of_sweep
 from hpcddp.run_dir import RunDir
 from hpcddp.train.device import open_device
 from hpcddp.train.process_group import backend_of, open_ranks
 
-_WARM_UP_STEPS = 3
 _NO_USE = "a sweep does not sample it"
 # Every process holds a model and buckets for each setting all the time.
 _NOT_OF_ONE = {
@@ -44,29 +44,46 @@ _log = logging.getLogger(__name__)
 
 
 def sweep_here(
-    config: RunConfig, settings: Sequence[Setting], layout: ProcessLayout, rounds: int, steps: int
-) -> dict[str, Any] | None:
-    """Measure every setting; the document in the main process, None in the others. Collective."""
+    config: RunConfig,
+    settings: Sequence[Setting],
+    layout: ProcessLayout,
+    rounds: int,
+    steps: int,
+    keep: Callable[[Document], None] = lambda document: None,
+) -> Document | None:
+    """Measure every setting; the document in the main process, None in the others. Collective.
+
+    There `keep` gets after each round but the last the document of what is known so far.
+    """
     device = open_device(config.train, layout)
     ranks = open_ranks(layout, device, config.train.rendezvous_timeout_s)
     # Each session would tell of a training that never is.
     logging.getLogger("hpcddp.train").setLevel(logging.WARNING)
     with tempfile.TemporaryDirectory(prefix="hpcddp-") as folder:
-        benches = []
+        benches, warm_up_s = [], []
         for index, setting in enumerate(settings):
             run_dir = RunDir(Path(folder) / str(index))
             run_dir.path.mkdir()
             run = config_of_setting(setting, config)
             benches.append(build_bench(run, layout, run_dir, device, ranks))
-            benches[-1].take(_WARM_UP_STEPS, discard=0)
+            warm_up_s.append(min(benches[-1].take(WARM_UP_STEPS, discard=0).step_s))
             if layout.is_main:
                 _log.info("%s is ready", Cell("ddp", layout.world_size, setting).name)
-        unsettled = unsettled_steps(config, layout.world_size)
         gatherer = _Gatherer(layout)
-        records = gatherer.measure(benches, rounds, steps, unsettled)
+        pace = Pace(steps, unsettled_steps(config, layout.world_size))
+        if device.type == "cuda":
+            pace = pace_on_gpus(pace, gatherer.largest(min(warm_up_s)))
         where = Circumstances(backend_of(device), are_too_few(gatherer.gather(_place(device))))
+        document = None
+        for done, records in enumerate(gatherer.measure(benches, pace, rounds), 1):
+            if layout.is_main:
+                _log.info("round %d of %d", done, rounds)
+                left = rounds_left(done, rounds)
+                document = _document(config, settings, records, layout, where, left)
+                if left:
+                    keep(document)
     ranks.close()
-    return _document(config, settings, records, layout, where) if layout.is_main else None
+    return document
 
 
 def _place(device: torch.device) -> tuple[str, list[int], Fraction]:
@@ -84,19 +101,25 @@ class _Gatherer:
         self._group = dist.new_group(backend="gloo")  # beside the network that is measured
 
     def measure(
-        self, benches: Sequence[Bench], rounds: int, steps: int, unsettled: int
-    ) -> list[CellRecord]:
-        records = [CellRecord(_WARM_UP_STEPS) for _ in benches]
+        self, benches: Sequence[Bench], pace: Pace, rounds: int
+    ) -> Iterator[list[CellRecord]]:
+        """After each round the records of all settings."""
+        records = [CellRecord(WARM_UP_STEPS) for _ in benches]
         for number in range(rounds):
             pairs = list(zip(benches, records, strict=True))
             for bench, record in reversed(pairs) if number % 2 else pairs:
-                record.visits.append(self.gather(bench.take(steps, discard=unsettled)))
+                record.visits.append(self.gather(bench.take(pace.steps, discard=pace.unsettled)))
                 # The first without exchange still sends out buffers, and the first of the next
                 # round does not: neither counts.
-                record.without_sync.append(self.gather(bench.take(steps, sync=False)))
-            if self._layout.is_main:
-                _log.info("round %d of %d", number + 1, rounds)
-        return records
+                alone = bench.take(pace.steps, discard=pace.discard, sync=False)
+                record.without_sync.append(self.gather(alone))
+            yield records
+
+    def largest(self, own: float) -> float:
+        """Of what all processes give, in each of them: their steps must be as many. Collective."""
+        value = torch.tensor(own, dtype=torch.float64)
+        dist.all_reduce(value, op=dist.ReduceOp.MAX, group=self._group)
+        return value.item()
 
     def gather(self, own: Any) -> list[Any]:  # noqa: ANN401
         """What each process gives, in the main process; in the others nothing. Collective."""
@@ -111,7 +134,8 @@ def _document(
     records: Sequence[CellRecord],
     layout: ProcessLayout,
     where: Circumstances,
-) -> dict[str, Any]:
+    left: Sequence[str] = (),
+) -> Document:
     cells = [Cell("ddp", layout.world_size, setting) for setting in settings]
     rows = [
         row_of(cell, record, config.train.global_batch) | _NOT_OF_ONE
@@ -129,7 +153,11 @@ def _document(
         backend=where.backend,
         is_strong=True,
         fitted={},
-        missing=[*not_measured(cells, cells, rows, has_gpus=has_gpus, no_use=_NO_USE), _NO_MEMORY],
+        missing=[
+            *left,
+            *not_measured(cells, cells, rows, has_gpus=has_gpus, no_use=_NO_USE),
+            _NO_MEMORY,
+        ],
         cpus=len(os.sched_getaffinity(0)),
         layout=layout,
     )

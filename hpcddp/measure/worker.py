@@ -6,6 +6,7 @@ Comes from a fork server that has torch loaded, so that one more costs little. K
 import logging
 import os
 import sys
+import textwrap
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,12 +17,15 @@ from typing import NoReturn
 from hpcddp.cluster.devices import DEVICE_VARIABLE
 from hpcddp.cluster.layout import layout_from_environ
 from hpcddp.cluster.network import settle_network
+from hpcddp.config.batch import plan_batches
 from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED
 from hpcddp.config.schema import RunConfig
 from hpcddp.errors import HpcddpError
 from hpcddp.run_dir import RunDir
 
 READY = "ready"
+_NO_MEMORY = ("out of memory", "can't allocate memory")  # of CUDA, of a CPU
+_MOST_WORDS = 160  # of torch's, which goes on about allocators
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +64,28 @@ def work(task: WorkerTask, driver: Connection) -> NoReturn:
     except BaseException as error:
         traceback.print_exc()
         code = EXIT_FAILED
-        explains = isinstance(error, HpcddpError)
-        driver.send(Trouble(error.message, error.code) if explains else Trouble(repr(error), None))
+        driver.send(trouble_of(error, task))
     sys.stderr.flush()
     os._exit(code)  # the others of the group may be gone: nobody to part from
+
+
+def trouble_of(error: BaseException, task: WorkerTask) -> Trouble:
+    """What to say of an error; of want of memory also what helps."""
+    if isinstance(error, HpcddpError):
+        return Trouble(error.message, error.code)
+    said = str(error)
+    if not any(words in said.lower() for words in _NO_MEMORY):
+        return Trouble(repr(error), None)
+    train = task.config.train
+    plan = plan_batches(
+        global_batch=train.global_batch, micro_batch=train.micro_batch, world_size=task.world_size
+    )
+    images = -(-plan.micro_batch // (train.dp_devices or 1))
+    return Trouble(
+        f"out of memory with {images} images per device in one pass: set train.micro_batch to "
+        f"fewer ({textwrap.shorten(said, _MOST_WORDS)})",
+        "out_of_memory",
+    )
 
 
 def _write_to(log: Path) -> None:

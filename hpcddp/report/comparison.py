@@ -53,6 +53,7 @@ def _facts(document: Row) -> tuple[tuple[str, str], ...]:
         "kept the same": f"the {keeps}",
         "backend": document.get("backend"),
     }
+    facts |= document.get("settings") or {}
     facts |= document.get("machine") or {}
     facts |= document.get("versions") or {}
     facts["date"] = document.get("date")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcddp.config.batch import MicroBatch
 from hpcddp.errors import ConfigError
 from hpcddp.run_dir import RunDir
 from hpcddp.train.checkpoint import LoadedCheckpoint, load_newest
@@ -23,7 +24,7 @@ class ResumePoint:
     step: int
     path: str
     changed: Mapping[str, list[Any]]  # of fingerprint, settings: name -> value then, value now
-    micro_batch: int | None = None  # of the run's first start
+    first: MicroBatch | None = None  # of the run's first start
 
 
 @dataclass(slots=True)
@@ -43,7 +44,7 @@ class Expected:
 
     identity: Mapping[str, Any]
     fingerprint: Mapping[str, Any]
-    settings: Callable[[int | None], Mapping[str, Any]]
+    settings: Callable[[MicroBatch | None], Mapping[str, Any]]
     is_strict: bool = False
 
 
@@ -102,10 +103,11 @@ def _checked(loaded: LoadedCheckpoint, expected: Expected) -> ResumePoint:
     differing = [key for key, value in identity.items() if loaded.extra.get(key, value) != value]
     if differing:
         raise _is_of_another_run(loaded, identity, differing)
-    first_micro_batch = loaded.extra.get("micro_batch")
+    images = loaded.extra.get("micro_batch")
+    first = MicroBatch(images, loaded.extra.get("micro_batch_devices", 1)) if images else None
     changed = {
         **changes(loaded.extra.get("fingerprint", {}), expected.fingerprint),
-        **changes(loaded.extra.get("settings", {}), expected.settings(first_micro_batch)),
+        **changes(loaded.extra.get("settings", {}), expected.settings(first)),
     }
     if changed and expected.is_strict:
         raise ConfigError(
@@ -114,7 +116,7 @@ def _checked(loaded: LoadedCheckpoint, expected: Expected) -> ResumePoint:
             "`checkpoint.strict_fingerprint=false`.",
             "other_fingerprint",
         )
-    return ResumePoint(loaded.step, str(loaded.path), changed, first_micro_batch)
+    return ResumePoint(loaded.step, str(loaded.path), changed, first)
 
 
 def _is_of_another_run(

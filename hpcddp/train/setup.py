@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hpcddp.config.batch import busy_devices, check_processes
+from hpcddp.config.batch import MicroBatch, busy_devices, check_processes
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.config.schema import RunConfig
 from hpcddp.data.datasets import Batch
@@ -99,7 +99,9 @@ def build_session(task: Task, process: Process, found: Found) -> Session:
     timer = StepTimer(clock_of(device)) if train.time_steps else NoTimer()
     replicas = build_replicas(state.model, task.config, task.layout, timer)
     forward = Forward(replicas, device, train.precision, train.label_smoothing)
-    to_device = build_to_device(task.train_set, device, _channels_last(train.channels_last, device))
+    to_device = build_to_device(
+        task.train_set, device, is_channels_last(train.channels_last, device)
+    )
     _warn_of_idle_devices(task, replicas.num_devices)
     _warm_up(task, forward, to_device)
     process.watchdog.beat()
@@ -130,7 +132,7 @@ def build_state(task: Task, device: torch.device) -> TrainState:
     """Model, optimizer and average as the seed alone makes them, on the device."""
     train = task.config.train
     model = build_model(train.model, task.train_set.num_classes, train.model_options, train.seed)
-    channels_last = _channels_last(train.channels_last, device)
+    channels_last = is_channels_last(train.channels_last, device)
     memory_format = torch.channels_last if channels_last else torch.preserve_format
     model.to(device, memory_format=memory_format)
     optimizer = build_optimizer(model, task.config.optim)
@@ -148,7 +150,7 @@ def _warn_of_idle_devices(task: Task, num_devices: int) -> None:
         )
 
 
-def _channels_last(wish: bool | None, device: torch.device) -> bool:
+def is_channels_last(wish: bool | None, device: torch.device) -> bool:
     """By default where it is the fast layout: cuDNN's tensor cores want it, CPUs differ."""
     return device.type == "cuda" if wish is None else wish
 
@@ -208,15 +210,16 @@ def _build_saver(
     task: Task, process: Process, journal: Journal, start_step: int, point: ResumePoint | None
 ) -> Saver:
     kept, run_dir, device = task.config.checkpoint, process.run_dir, process.device
-    micro_batch = (point.micro_batch if point else None) or task.plan.micro_batch
     devices = devices_per_process(task.config, device)
+    first = (point.first if point else None) or MicroBatch(task.plan.micro_batch, devices)
     return Saver(
         folder=run_dir.checkpoints,
         extra={
             **identity_of(task.config, run_dir.name),
             "fingerprint": fingerprint_of(device, task.layout, process.ranks, devices),
             "settings": settings_of(task),
-            "micro_batch": micro_batch,
+            "micro_batch": first.images,
+            "micro_batch_devices": first.devices,
         },
         retention=Retention(kept.keep_last, kept.keep_every_steps),
         cadence=build_cadence(kept, start_step),

@@ -61,7 +61,9 @@ def open_session(config: RunConfig, layout: ProcessLayout, process: Process) -> 
         return None
     _look_around(process)
     if found.point:
-        task = with_micro_batch(task, found.point.micro_batch)
+        task = with_micro_batch(
+            task, found.point.first, devices_per_process(config, process.device)
+        )
     return build_session(task, process, found)
 
 
@@ -74,9 +76,10 @@ def _look_around(process: Process) -> None:
 
 def _expected(task: Task, process: Process) -> Expected:
     config, device = task.config, process.device
+    devices = devices_per_process(config, device)
     return Expected(
         identity_of(config, process.run_dir.name),
-        fingerprint_of(device, task.layout, process.ranks, devices_per_process(config, device)),
-        lambda micro_batch: settings_of(with_micro_batch(task, micro_batch)),
+        fingerprint_of(device, task.layout, process.ranks, devices),
+        lambda first: settings_of(with_micro_batch(task, first, devices)),
         config.checkpoint.strict_fingerprint,
     )

@@ -5,8 +5,8 @@ are events in its stream: the host neither waits for them nor reads them before 
 """
 
 import itertools
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -25,6 +25,7 @@ from hpcddp.train.buckets import (
 )
 from hpcddp.train.clock import Clock
 
+_MOST_UNREAD = 50  # steps: a device is not as far behind its host, and records may be far apart
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
@@ -99,15 +100,31 @@ class _Marks:
     phases: list[tuple[str, Any]] = field(default_factory=list)
     buckets: list[BucketMarks] = field(default_factory=list)
 
+    @property
+    def end(self) -> Any:  # noqa: ANN401
+        return self.phases[-1][1]
+
+    @property
+    def moments(self) -> Iterator[Any]:
+        """All of them, each once."""
+        yield from (moment for _, moment in self.phases)
+        for bucket in self.buckets:
+            yield from (bucket.ready, bucket.end)
+
 
 class StepTimer:
-    """Notes when each phase of a step begins; `take` works out how long it was."""
+    """Notes when each phase of a step begins; `take` works out how long it was.
+
+    Moments of a GPU are events, which are used anew once their step has been read: steps that are
+    long over are read beside those that follow, so that there are never many events.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._phase = "other_s"
         self._marks = _Marks()
-        self._done: list[_Marks] = []
+        self._unread: deque[_Marks] = deque()
+        self._read: list[StepTimes] = []
         self._replica_cpu_s: defaultdict[int, float] = defaultdict(float)
         self._contexts = {name: _Phase(self.enter, name) for name in (*PHASES, *COMM_PARTS)}
         self._step = _Step(self)
@@ -159,15 +176,25 @@ class StepTimer:
 
     def end_step(self) -> None:
         self.enter("other_s")
-        self._done.append(self._marks)
+        self._unread.append(self._marks)
         self._marks = _Marks()  # takes what is noted before the next step, and is dropped
+        while len(self._unread) > _MOST_UNREAD and self._clock.has_come(self._unread[0].end):
+            self._read_oldest()
 
     def take(self) -> list[StepTimes]:
         """The steps since this was last asked; waits until the device has done the last one."""
-        done, self._done = self._done, []
-        if done:
-            self._clock.wait_for(done[-1].phases[-1][1])
-        return [_times(marks, self._clock) for marks in done]
+        if self._unread:
+            self._clock.wait_for(self._unread[-1].end)
+        while self._unread:
+            self._read_oldest()
+        times, self._read = self._read, []
+        return times
+
+    def _read_oldest(self) -> None:
+        """The device must have done that step."""
+        marks = self._unread.popleft()
+        self._read.append(_times(marks, self._clock))
+        self._clock.forget(marks.moments)
 
     def report(self, planned_bytes: int) -> dict[str, Any]:
         """Means, so that the phases still add up; bytes as reduced, or as planned without DDP."""

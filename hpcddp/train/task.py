@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from hpcddp.config.batch import BatchPlan, plan_batches
+from hpcddp.config.batch import BatchPlan, MicroBatch, plan_batches
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.config.schema import OptimConfig, RunConfig, value_at
 from hpcddp.data.datasets import Dataset, build_dataset
@@ -100,14 +100,16 @@ def build_task(config: RunConfig, layout: ProcessLayout) -> Task:
     )
 
 
-def with_micro_batch(task: Task, micro_batch: int | None) -> Task:
+def with_micro_batch(task: Task, first: MicroBatch | None, devices: int) -> Task:
     """The task with the micro-batch that the run began with, where none is configured and it fits.
 
-    Memory and batch-norm statistics, so the curve of the loss, follow it, not the number of
-    processes.
+    As many images on each of the `devices` of a process as then: memory and batch-norm statistics,
+    so the curve of the loss, follow them, not the number of processes.
     """
-    per_pass = (micro_batch or 0) * task.plan.world_size
-    if task.config.train.micro_batch or not per_pass or task.plan.global_batch % per_pass:
+    micro_batch = first.on(devices) if first else None
+    if task.config.train.micro_batch or not micro_batch:
+        return task
+    if task.plan.global_batch % (micro_batch * task.plan.world_size):
         return task
     plan = plan_batches(
         global_batch=task.plan.global_batch,

@@ -5,10 +5,17 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from hpcddp.cli import compare as compare_verb
+from hpcddp.cli import measuring
 from hpcddp.cluster.layout import process_environment
+from hpcddp.config.layout import ProcessLayout
+from hpcddp.launch.watch import follow
+from hpcddp.measure import node_comparison
+from hpcddp.run_dir import RunDir
 
 SMALL = [
     *("train.model=shufflenet_v2_x0_5", "train.model_options.zero_init_residual=null"),
@@ -129,9 +136,11 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_sent(compare, tmp
 
 
 def test_more_devices_than_the_job_has_gpus_are_refused(compare):
-    done = compare("--cluster", "generic", "--gpus-per-node", "2", "--devices", "1,4")
+    words = ["--cluster", "generic", "--gpus-per-node", "2", "resources.cpus_per_process=null"]
+    done = compare(*words, "--devices", "1,4")
     assert done.returncode == 2
     assert "Use --gpus-per-node 4, or fewer --devices." in done.stderr
+    assert "Profile `generic` does not say how many CPUs" in done.stderr
 
 
 def test_several_processes_are_too_many(compare):
@@ -143,3 +152,41 @@ def test_several_processes_are_too_many(compare):
     done = compare("--name", "c", *ONCE, *SMALL, **first)
     assert done.returncode == 2
     assert "Use one task with all devices of the node" in done.stderr
+
+
+@pytest.mark.parametrize("has_kept", [True, False])
+def test_a_job_that_ends_early_is_followed_to_what_it_has_kept(
+    tmp_path, monkeypatch, capsys, has_kept
+):
+    run = RunDir(tmp_path / "r")
+    run.reports.mkdir(parents=True)
+    if has_kept:
+        (run.reports / "compare.json").write_text("{}")
+    submission = SimpleNamespace(run_dir=run)
+    monkeypatch.setattr(measuring, "send", lambda submission: (submission, "1"))
+    monkeypatch.setattr(measuring, "announce", lambda *said, err: None)
+    monkeypatch.setattr(follow, "follow", lambda run_dir, out: 1)
+    show = measuring.show_report_of_job
+    with pytest.raises(SystemExit) as left:
+        show(submission, "compare", print, follows=True, as_json=False)
+    assert left.value.code == 1
+    assert ("python -m hpcddp report r\n" in capsys.readouterr().err) is has_kept
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_what_was_measured_before_a_job_ends_is_kept(tmp_path, monkeypatch, capsys, has_room):
+    def ends_early(node, config, wanted, environ, keep):
+        keep({"rows": []})
+        raise KeyboardInterrupt
+
+    run = RunDir(tmp_path)
+    run.config.write_text("train: {max_steps: 1, device: cpu}\n")
+    if not has_room:
+        run.reports.write_text("no folder")
+    monkeypatch.setattr(node_comparison, "compare_on", ends_early)
+    typed = {"sweeps": (), "modes": None, "devices": "1", "weak": False, "rounds": 2, "steps": 1}
+    with pytest.raises(KeyboardInterrupt):
+        compare_verb._measure(ProcessLayout(), run, typed, as_json=False)
+    kept = {path.name for path in tmp_path.glob("reports/compare.*")}
+    assert kept == ({"compare.json", "compare.csv"} if has_room else set())
+    assert ("cannot be kept" in capsys.readouterr().err) is not has_room

@@ -21,6 +21,7 @@ from hpcddp.measure.cpus import (
     are_too_few,
     cores_of,
     cores_used,
+    cpus_near,
     cpus_of,
     shares,
     siblings_of,
@@ -229,6 +230,39 @@ def test_the_kernels_list_of_threads_is_read(monkeypatch, tmp_path):
 )
 def test_processes_that_nobody_bound_may_take_no_more_cores_than_they_have(places, expected):
     assert are_too_few(places) == expected
+
+
+EVEN, ODD = frozenset(range(0, 8, 2)), frozenset(range(1, 8, 2))
+
+
+@pytest.mark.parametrize(
+    ("most", "near", "expected"),
+    [
+        (2, [ODD, EVEN], [[1, 3, 5, 7], [0, 2, 4, 6]]),
+        (2, [frozenset(range(8))] * 2, [[0, 1, 2, 3], [4, 5, 6, 7]]),  # one side only
+        (4, [ODD, ODD, EVEN, EVEN], [[1, 3], [5, 7], [0, 2], [4, 6]]),
+        (2, [ODD, ODD], [[1, 3, 0, 2], [5, 7, 4, 6]]),  # neither gets all that are near
+        (2, [None, frozenset({0, 1, 2, 3})], [[4, 5, 6, 7], [0, 1, 2, 3]]),
+        (2, [None, None], [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        (2, [frozenset(), ODD], [[0, 2, 4, 6], [1, 3, 5, 7]]),  # of CPUs that the job lacks
+        (1, [ODD, EVEN], [[1, 3, 5, 7, 0, 2, 4, 6]]),
+    ],
+)
+def test_a_device_has_its_cores_on_its_side_of_the_node(most, near, expected):
+    """Of a node with two sockets whose CPUs are numbered in turn."""
+    assert shares([[cpu] for cpu in range(8)], most, near) == expected
+
+
+def test_both_threads_of_a_core_are_near_or_none():
+    cores = [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert shares(cores, 2, [frozenset({2, 3, 6, 7}), None]) == [[2, 6, 3, 7], [0, 4, 1, 5]]
+
+
+def test_the_kernels_list_of_near_cpus_is_read(monkeypatch, tmp_path):
+    monkeypatch.setattr(cpus, "_NEAR", f"{tmp_path}/{{}}")
+    for name, text in (("a", "0-2,8\n"), ("b", "\n")):
+        (tmp_path / name).write_text(text)
+    assert [cpus_near(name) for name in ("a", "b", "c")] == [frozenset({0, 1, 2, 8}), None, None]
 
 
 def test_the_same_number_of_devices_has_the_same_cpus_in_every_mode():

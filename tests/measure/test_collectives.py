@@ -1,5 +1,8 @@
 """Times of all-reduces: of the slowest process, by the definitions, and never of a wrong sum."""
 
+import itertools
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -100,3 +103,57 @@ def test_bus_bandwidth_is_what_each_process_sends_per_second(world_size, factor)
     measured = AllReduceTime(10**9, 2.0, (2.0, 2.0), 3, 3)
     assert measured.algbw_gb_per_s == 0.5
     assert measured.busbw_gb_per_s(world_size) == 0.5 * factor
+
+
+class Device:
+    """A GPU whose clock moves when it works; the host reads an event only once it has come."""
+
+    def __init__(self):
+        self.at_ms, self.has_waited, self.durations_ms = 0.0, False, itertools.cycle([1, 2, 4])
+
+    def sum_across(self, tensor):
+        self.at_ms += next(self.durations_ms)
+
+    def wait_for_all(self):
+        self.at_ms += 1000  # a late process is no part of the first call
+
+    def event(self, enable_timing):
+        assert enable_timing
+        return DeviceEvent(self)
+
+
+class DeviceEvent:
+    """As torch.cuda.Event."""
+
+    def __init__(self, device):
+        self.device = device
+
+    def record(self):
+        self.at_ms = self.device.at_ms
+
+    def synchronize(self):
+        self.device.has_waited = self.at_ms == self.device.at_ms
+
+    def elapsed_time(self, end):
+        assert self.device.has_waited
+        return end.at_ms - self.at_ms
+
+
+def test_on_a_gpu_each_call_is_timed_by_the_device(monkeypatch):
+    device = Device()
+    monkeypatch.setattr(torch.cuda, "Event", device.event)
+    tensor = SimpleNamespace(device=SimpleNamespace(type="cuda"))
+    assert collectives._times(device, tensor, 5) == [0.001, 0.002, 0.004, 0.001, 0.002]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_real_gpu_each_call_has_a_time_of_its_own():
+    tensor = torch.empty(1 << 20, device="cuda")
+
+    class Copies(LoneProcess):
+        def sum_across(self, tensor):
+            tensor.clone()
+
+    times = collectives._times(Copies(), tensor, 5)
+    assert (len(times), min(times) > 0) == (5, True)

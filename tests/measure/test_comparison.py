@@ -190,10 +190,10 @@ def test_of_a_sweep_the_value_that_the_run_has_is_the_measure():
     assert base_of(rows, {"ddp.bucket_cap_mib": 25}) is rows[0]
 
 
-def document(**more):
+def document(*words, **more):
     cells = [("dp", 1, 1.0), ("dp", 2, 0.8), ("ddp", 1, 1.0), ("ddp", 2, 0.6)]
     rows = [*keyed(rows_of(("single", 1, 1.0), *cells)).values()]
-    config = resolve([Layer("test", {}), command_line_layer(["train.max_steps=1"])]).config
+    config = resolve([Layer("test", {}), command_line_layer(["train.max_steps=1", *words])]).config
     given = {"backend": "gloo", "is_strong": True, "missing": ["this"], "cpus": 2}
     fitted = serial_fractions(rows, is_weak=False)
     verdict = verdict_of(rows, Circumstances("gloo"))
@@ -211,6 +211,24 @@ def test_the_document_has_what_its_readers_look_for_and_is_json():
     assert labels == {("single", None), ("ddp", None), ("dp", found["label_of_dp"])}
     assert found["verdict"]["words"].endswith(f"DP is the {found['label_of_dp']}.")
     assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+
+def test_the_document_says_what_else_the_times_depend_on():
+    """By default a step has deterministic operators, which are slower on GPUs."""
+    assert document()["settings"] == {
+        "train.deterministic": True,
+        "train.channels_last": False,
+        "train.micro_batch": None,
+        "data.workers": 0,
+        "data.augment": "none",
+        "ddp.bucket_cap_mib": 25,
+        "ddp.static_graph": True,
+    }
+    words = ["train.deterministic=false", "train.channels_last=false", "data.workers=3"]
+    found = document(*words, backend="nccl")["settings"]
+    assert (found["train.deterministic"], found["data.workers"]) == (False, 3)
+    assert found["train.channels_last"] is False
+    assert document(backend="nccl")["settings"]["train.channels_last"] is True
 
 
 def test_the_csv_has_a_line_for_each_row_and_a_column_for_each_phase():

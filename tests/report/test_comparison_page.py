@@ -165,6 +165,14 @@ def test_a_sweep_is_drawn_by_setting_with_a_timeline_for_each(page, document):
     assert cells(text, "Speed")[1][2] == "ddp.bucket_cap_mib=1"
 
 
+def test_what_the_times_depend_on_is_among_the_facts(page, document):
+    assert "train.deterministic" not in page()  # of an older report
+    document["settings"] = {"train.deterministic": False, "data.workers": 0}
+    text = page()
+    for name, value in document["settings"].items():
+        assert re.search(rf"<dt>{name}</dt>\s*<dd>{value}</dd>", text)
+
+
 def test_weak_scaling_says_what_was_kept_the_same(page, document):
     assert "<dd>the global batch</dd>" in page()
     document |= {"strong": False, "gustafson": document.pop("amdahl")}

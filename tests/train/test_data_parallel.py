@@ -11,7 +11,8 @@ from train_ranks import small_config
 from hpcddp.config.batch import busy_devices
 from hpcddp.errors import ConfigError
 from hpcddp.train.data_parallel import ThreadedDataParallel, scatter
-from hpcddp.train.replicas import DataParallelReplicas, devices_per_process
+from hpcddp.train.forward import Forward
+from hpcddp.train.replicas import DataParallelReplicas, SingleReplica, devices_per_process
 from hpcddp.train.step_timer import NoTimer
 
 CASES = yaml.safe_load(
@@ -295,3 +296,31 @@ def test_on_gpus_it_is_torchs_own():
     replicas(torch.ones(4, 3).cuda()).sum().backward()
     assert replicas.module.bias.grad.tolist() == [4.0, 4.0]
     assert replicas.module.weight.grad.tolist() == [[4.0] * 3] * 2
+
+
+def gradients_of(replicas, precision, images, labels):
+    """Of the scaled loss, scaled back, as a step has them."""
+    device = images.device
+    forward = Forward(replicas, device, precision)
+    scaler = torch.amp.GradScaler(device.type, init_scale=128.0, enabled=precision == "fp16")
+    scaler.scale(forward.loss(images, labels)).backward()
+    scale = scaler.get_scale()
+    return [parameter.grad / scale for parameter in replicas.module.parameters()]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_on_two_gpus_gradients_are_those_of_one_in_every_number_format(precision):
+    device = torch.device("cuda", 0)
+    torch.manual_seed(1)
+    images, labels = torch.randn(16, 3, 8, 8, device=device), torch.arange(16, device=device) % 5
+    alone, parallel = (
+        ready(model(norm=False).float(), torch.zeros(2, 3, 8, 8)).to(device) for _ in range(2)
+    )
+    expected = gradients_of(SingleReplica(alone), precision, images, labels)
+    replicas = DataParallelReplicas(parallel, 2, NoTimer())
+    found = gradients_of(replicas, precision, images, labels)
+    tolerance = 1e-4 if precision == "fp32" else 2e-2
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from hpcddp.train import data_parallel
 from hpcddp.train.clock import clock_of
 from hpcddp.train.data_parallel import ThreadedDataParallel
 from hpcddp.train.gpu_data_parallel import TimedDataParallel
-from hpcddp.train.step_timer import StepTimer
+from hpcddp.train.step_timer import NoTimer, StepTimer
 from hpcddp.train.traffic import Traffic, dp_traffic
 
 PLAN = BatchPlan(global_batch=24, micro_batch=12, accumulation_steps=2, world_size=1)
@@ -113,8 +114,16 @@ def on_fake_gpus(clock, monkeypatch):
         return torch.cat(outputs)
 
     def run_all(replicas, inputs, kwargs, devices):
+        """As torch's threads: they are told whether there is autocast, and not to what."""
         clock.at += 64
-        return [replica(*one) for replica, one in zip(replicas, inputs, strict=True)]
+        enabled = torch.is_autocast_enabled("cpu")
+
+        def run(replica, one):
+            with torch.autocast("cpu", enabled=enabled):
+                return replica(*one)
+
+        with ThreadPoolExecutor(len(replicas)) as threads:
+            return [*threads.map(run, replicas, inputs)]
 
     monkeypatch.setattr(torch.nn.parallel._functions.Broadcast, "apply", applied)
     monkeypatch.setattr(torch.nn.parallel.comm, "broadcast_coalesced", broadcast_buffers)
@@ -149,6 +158,25 @@ def test_a_model_that_is_frozen_altogether_reduces_nothing(on_fake_gpus):
         parallel(torch.randn(12, 2))
     [times] = timer.take()
     assert "reduce_s" not in times.phases
+
+
+@pytest.mark.parametrize("wanted", [torch.float16, torch.bfloat16, None])
+def test_replicas_compute_in_the_number_format_of_who_calls_them(on_fake_gpus, wanted):
+    """A new thread of torch's own knows only its default: fp16 on GPUs, bf16 on CPUs."""
+    build, _ = on_fake_gpus
+    parallel = build(nn.Linear(2, 3))
+    with torch.autocast("cpu", dtype=wanted, enabled=wanted is not None):
+        assert parallel(torch.randn(12, 2)).dtype == (wanted or torch.float32)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("wanted", [torch.float16, torch.bfloat16])
+def test_replicas_on_gpus_compute_in_the_number_format_of_who_calls_them(wanted):
+    device = torch.device("cuda", 0)
+    parallel = TimedDataParallel(nn.Linear(2, 3).to(device), [0, 1], device, NoTimer())
+    with torch.autocast("cuda", dtype=wanted):
+        assert parallel(torch.randn(12, 2, device=device)).dtype == wanted
 
 
 @pytest.mark.gpu

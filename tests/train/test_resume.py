@@ -113,6 +113,17 @@ def test_going_on_with_other_world_sizes_keeps_the_curve_and_says_what_changed(t
         assert "the weights will not be bit-identical" in text
 
 
+def test_a_run_that_changes_its_mode_keeps_the_images_on_each_device(tmp_path):
+    """Six on each of two devices; four would need more than there are, and forget nothing."""
+    starts = [(1, "dp", (12, 1)), (4, "ddp", (3, 1)), (1, "single", (6, 2)), (1, "dp", (12, 1))]
+    for attempt, (world_size, mode, _) in enumerate(starts):
+        config = small_config(f"train.max_steps={attempt + 1}", f"train.replicas={mode}")
+        assert set(train_on(world_size, tmp_path, config, attempt=attempt)) == {0}
+    started = [event for event in events_of(tmp_path) if event["event"] == "started"]
+    plans = [(event["micro_batch"], event["accumulation_steps"]) for event in started]
+    assert plans == [plan for _, _, plan in starts]
+
+
 def test_a_finished_run_returns_at_once(tmp_path):
     config = small_config("train.max_steps=1")
     assert train_on(2, tmp_path, config) == [0, 0]

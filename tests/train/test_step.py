@@ -20,10 +20,10 @@ from hpcddp.train.task import build_task
 CPU = torch.device("cpu")
 
 
-def session_of(run_dir, *overrides, layout=None, ranks=None):
+def session_of(run_dir, *overrides, layout=None, ranks=None, device=CPU):
     layout, ranks = layout or ProcessLayout(), ranks or LoneProcess()
     task = build_task(small_config(*overrides), layout)
-    process = undisturbed(layout, CPU, ranks, RunDir(run_dir))
+    process = undisturbed(layout, device, ranks, RunDir(run_dir))
     return build_session(task, process, Found(None))
 
 
@@ -90,6 +90,24 @@ def test_the_loss_is_read_from_the_device_only_where_it_is_logged(tmp_path):
             step_and_report(session, clock)
         reads.append(seen.count)
     assert reads == [0, 1, 0, 1]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("words", [(), ("train.time_steps=true", "train.micro_batch=4")])
+def test_on_a_gpu_nothing_in_a_step_waits_for_it(precision, words, tmp_path):
+    device = torch.device("cuda", 0)
+    session = session_of(tmp_path, f"train.precision={precision}", *words, device=device)
+    for _ in range(2):  # whatever is made at the first use
+        train_step(session)
+        close_vote(session)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        train_step(session)
+        close_vote(session)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_gradients_are_clipped_to_their_norm(tmp_path):

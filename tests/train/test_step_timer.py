@@ -7,6 +7,7 @@ from train_ranks import events_of, small_config, train_on
 
 from hpcddp.phases import COMM_PARTS, PHASES
 from hpcddp.run_dir import RunDir, read_json_lines
+from hpcddp.train.buckets import BucketMarks
 from hpcddp.train.clock import clock_of
 from hpcddp.train.step_timer import NoTimer, StepTimer
 
@@ -26,8 +27,14 @@ class HandClock:
     def wait_for(self, moment):
         self.waited_for.append(moment)
 
+    def has_come(self, moment):
+        return True
+
     def seconds(self, begin, end):
         return end - begin
+
+    def forget(self, moments):
+        pass
 
 
 @pytest.fixture
@@ -164,9 +171,12 @@ class FakeEvent:
     """As torch.cuda.Event, on a device whose time the test sets."""
 
     device_ms = 0.0
+    behind = 0.0  # the device's time, of the host's
+    made = 0
 
     def __init__(self, enable_timing):
         assert enable_timing
+        FakeEvent.made += 1
         self.log = []
 
     def record(self, stream):
@@ -175,9 +185,14 @@ class FakeEvent:
 
     def synchronize(self):
         self.log.append("synchronize")
+        FakeEvent.behind = 0.0
+
+    def query(self):
+        return self.at_ms <= FakeEvent.device_ms - FakeEvent.behind
 
     def elapsed_time(self, end):
-        assert end.log
+        assert self.query()
+        assert end.query()
         return end.at_ms - self.at_ms
 
 
@@ -190,11 +205,40 @@ def test_on_a_gpu_moments_are_events_in_the_current_stream(monkeypatch):
         FakeEvent.device_ms += 500
         with timer.forward():
             FakeEvent.device_ms += 250
-    marks = [moment for _, moment in timer._done[0].phases]
+    marks = [moment for _, moment in timer._unread[0].phases]
     assert all(moment.log == [("record", "stream of cuda:1")] for moment in marks)
     [times] = timer.take()
     assert (times.step_s, times.phases["forward_s"], times.phases["other_s"]) == (0.75, 0.25, 0.5)
     assert [moment.log[1:] for moment in marks] == [[]] * (len(marks) - 1) + [["synchronize"]]
+
+
+@pytest.mark.parametrize("late_steps", [0, 70])
+def test_events_are_used_anew_long_before_a_record_is_due(monkeypatch, late_steps):
+    """As many as the steps that the device has not done, and some more; none for each step."""
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "stream")
+    monkeypatch.setattr(FakeEvent, "made", 0)
+    monkeypatch.setattr(FakeEvent, "behind", 10.0 * late_steps)
+    timer = StepTimer(clock_of(torch.device("cuda", 0)))
+    for number in range(1000):
+        with timer.step(), timer.forward():
+            FakeEvent.device_ms += 10 + number % 2
+    per_step = 4  # begin and end of the step and of its forward
+    assert FakeEvent.made <= per_step * (max(50, late_steps) + 2)
+    times = timer.take()
+    assert [one.step_s for one in times] == pytest.approx([0.010, 0.011] * 500)
+
+
+def test_events_of_buckets_are_used_anew_too():
+    clock, forgotten = HandClock(), []
+    clock.forget = forgotten.extend
+    timer = StepTimer(clock)
+    with timer.step(), timer.backward():
+        clock.at += 3
+        timer._note_bucket(BucketMarks(0, 8, ready=2, end=3))
+    [times] = timer.take()
+    assert forgotten == [0, 0, 3, 3, 2, 3]
+    assert [bucket.end_s for bucket in times.buckets] == [3]
 
 
 @pytest.mark.gpu

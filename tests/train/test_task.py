@@ -1,10 +1,11 @@
 import pytest
 from train_ranks import small_config
 
+from hpcddp.config.batch import MicroBatch
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.errors import ConfigError
 from hpcddp.train.setup import check_early
-from hpcddp.train.task import build_task, identity_of
+from hpcddp.train.task import build_task, identity_of, with_micro_batch
 
 
 def task_of(*overrides, world_size=1):
@@ -71,3 +72,35 @@ def test_the_identity_of_a_run_ignores_what_may_change():
     )
     assert one != identity_of(small_config("train.global_batch=24"), "a")
     assert one != identity_of(small_config(), "b")
+
+
+@pytest.mark.parametrize(
+    ("first", "world_size", "devices", "expected"),
+    [
+        (MicroBatch(64, 1), 1, 4, (256, 1)),  # four processes of ddp go on as dp on four devices
+        (MicroBatch(256, 4), 4, 1, (64, 1)),  # and the other way round
+        (MicroBatch(256, 4), 1, 1, (64, 4)),  # on one device alone
+        (MicroBatch(256, 4), 1, 2, (128, 2)),
+        (MicroBatch(256, 4), 1, 4, (256, 1)),
+        (MicroBatch(64, 1), 1, 1, (64, 4)),
+        (MicroBatch(64, 1), 1, 8, (256, 1)),  # 64 on each of eight are more than there are
+        (
+            MicroBatch(10, 8),
+            1,
+            1,
+            (256, 1),
+        ),  # they had unequal numbers
+        (None, 1, 4, (256, 1)),  # it was not recorded
+    ],
+)
+def test_a_resumed_run_has_as_many_images_on_each_device_as_at_its_first_start(
+    first, world_size, devices, expected
+):
+    task = task_of("train.global_batch=256", "data.synthetic_samples=512", world_size=world_size)
+    plan = with_micro_batch(task, first, devices).plan
+    assert (plan.micro_batch, plan.accumulation_steps) == expected
+
+
+def test_a_configured_micro_batch_stays_that_of_the_process():
+    task = task_of("train.global_batch=256", "data.synthetic_samples=512", "train.micro_batch=32")
+    assert with_micro_batch(task, MicroBatch(64, 1), 4) is task
