@@ -10,7 +10,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -69,7 +69,7 @@ def _finish(
         time.sleep(_PAUSE_S)
         seen = look()
     is_newer = _is_superseded(seen.events, attempt, environ)
-    if is_newer or (terminated and _has_decided(seen.events, attempt)):
+    if is_newer or (terminated and _has_decided(seen, attempt)):
         return exit_code, True
     if seen.asks_slurm(environ) and (lack := lack_of_tools()):
         why = "; ".join(filter(None, [seen.decision.reason, lack, resume_hint(run_dir.name)]))
@@ -132,7 +132,12 @@ def _look(
     events, is_own = since_sent(told), bool(config.command)
     ending = ending_of(run_dir, exit_code, attempt, events, environ, is_own_program=is_own)
     ending = dataclasses.replace(ending, why=why, terminated=terminated)
-    return _Outlook(ending, events, decide(ending, events, config.requeue), now)
+    others = [event for event in events if not _is_requeue_of(event, attempt)]
+    return _Outlook(ending, events, decide(ending, others, config.requeue), now)
+
+
+def _is_requeue_of(event: Event, attempt: int) -> bool:
+    return event["event"] == "requeued" and event.get("attempt") == attempt
 
 
 def _is_superseded(events: Sequence[Event], attempt: int, environ: Mapping[str, str]) -> bool:
@@ -143,10 +148,14 @@ def _is_superseded(events: Sequence[Event], attempt: int, environ: Mapping[str, 
     return any(event.get("job_id") == requeue_target(environ) for event in newer)
 
 
-def _has_decided(events: Sequence[Event], attempt: int) -> bool:
-    """An earlier call was ended by the requeue it had asked for, or as its whole job was."""
-    own = [event for event in events if event.get("attempt") == attempt]
-    return any(event["event"] in ("requeued", "cancelled") for event in own)
+def _has_decided(seen: _Outlook, attempt: int) -> bool:
+    """An earlier call was ended by the requeue it had asked for, or as its whole job was.
+
+    Where Slurm has ended the job for reasons of its own it has not heard of that requeue.
+    """
+    own = {event["event"] for event in seen.events if event.get("attempt") == attempt}
+    is_heard = seen.slurm.reason not in (StopReason.PREEMPTED, StopReason.TIME_LIMIT)
+    return "cancelled" in own or ("requeued" in own and is_heard)
 
 
 def _early_reason(events: Sequence[Event], attempt: int) -> Event:
@@ -159,6 +168,8 @@ def _record(run_dir: RunDir, seen: _Outlook) -> None:
     decision, ending, events = seen.decision, seen.ending, seen.events
     if any(event["event"] == decision.event for event in events) and decision.event == "finished":
         return  # training has said so itself, with the accuracy
+    if decision.event == "requeued" and any(_is_requeue_of(e, ending.attempt) for e in events):
+        return  # an earlier call has said so
     fields: dict[str, Any] = {"attempt": ending.attempt, **seen.slurm.hints}
     is_ours = ending.why is not StopReason.REQUEUED  # else Slurm keeps count
     if decision.event == "requeued" and decision.exit_code != EXIT_AGAIN and is_ours:
@@ -186,7 +197,8 @@ def _start_again(
     if refusal is None and excluded:
         _scontrol(["update", f"jobid={target}", f"ExcNodeList={excluded}"])
     if refusal and not is_silence(refusal):
-        refusal = send_anew(run_dir, partial(_is_cancelled, run_dir, seen.ending.attempt, environ))
+        is_cancelled = partial(_is_cancelled, run_dir, seen.ending.attempt, environ)
+        refusal = _send_until_heard(run_dir, is_cancelled, deadline)
     if refusal is None:
         return True
     is_silent = is_silence(refusal)
@@ -216,6 +228,17 @@ def _requeue_until_heard(
         time.sleep(_PAUSE_S)
         if not now.is_silent:
             refusal = _requeue(target)
+    return refusal
+
+
+def _send_until_heard(
+    run_dir: RunDir, is_cancelled: Callable[[], bool], deadline: float
+) -> str | None:
+    """As `send_anew`, and once more for as long as Slurm's controller is away."""
+    while (refusal := send_anew(run_dir, is_cancelled)) and is_silence(refusal):
+        if time.monotonic() > deadline:
+            break
+        time.sleep(_PAUSE_S)
     return refusal
 
 

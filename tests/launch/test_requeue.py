@@ -26,6 +26,8 @@ from hpcddp.launch.stop_reason import StopReason
 from hpcddp.launch.watch.failure import failure_log
 from hpcddp.run_dir import RunDir
 
+ONE_STEP = {"train": {"max_steps": 1}}
+
 
 def decide(exit_code, events, budget, why=StopReason.UNKNOWN, *, terminated=False):
     attempt = max((event.get("attempt", 0) for event in events), default=0)
@@ -189,8 +191,7 @@ def slurm_says(monkeypatch):
 @pytest.fixture
 def run_dir(tmp_path):
     run_dir = RunDir(tmp_path)
-    resolved = resolve([Layer("test", {"train": {"max_steps": 1}})])
-    run_dir.config.write_text(config_text(resolved))
+    run_dir.config.write_text(config_text(resolve([Layer("test", ONE_STEP)])))
     run_dir.attempt_logs(0).mkdir(parents=True)
     run_dir.append_event("submitted")
     run_dir.append_event("started")
@@ -408,6 +409,22 @@ def test_a_call_that_its_own_requeue_ended_is_not_made_twice(run_dir, monkeypatc
     finish_attempt(run_dir, 75, environ)
     assert finish_attempt(run_dir, 75, environ, terminated=True) == 75
     assert [event["event"] for event in run_dir.read_events()].count("requeued") == 1
+
+
+@pytest.mark.parametrize("code", [75, 1])  # a stop, and a failure that may be tried again once
+def test_a_call_that_slurm_ended_before_it_heard_of_the_requeue_is_made_again(
+    run_dir, monkeypatch, slurm_says, code
+):
+    run_dir.config.write_text(
+        config_text(resolve([Layer("test", {"requeue": {"max_failures": 1}, **ONE_STEP})]))
+    )
+    asked = []
+    monkeypatch.setattr(requeue, "_scontrol", lambda words: asked.append(words))
+    finish_attempt(run_dir, code, FIRST)
+    slurm_says[0] = JobInfo("7", state="COMPLETING", restarts=0, end_time=9.0, preempt_time=9.0)
+    assert finish_attempt(run_dir, code, FIRST, terminated=True) == code
+    assert asked == [["requeue", "7"]] * 2
+    assert [e["event"] for e in run_dir.read_events()] == ["submitted", "started", "requeued"]
 
 
 def test_a_cancellation_is_recorded_once(run_dir, slurm_says):
@@ -643,6 +660,14 @@ def test_a_refused_requeue_is_told_on_a_full_disk(run_dir, monkeypatch, full_dis
     assert finish_attempt(run_dir, 75, FIRST) == 75
     assert "cannot requeue 7: no new job either" in capfd.readouterr().err
     assert run_dir.handled(0).exists()
+
+
+def test_a_controller_that_goes_away_before_it_takes_the_new_job_is_waited_for(run_dir, sent, naps):
+    sent.answer = SubmissionFailed(SILENT.reason)
+    naps.calls = [lambda: None, lambda: setattr(sent, "answer", "8")]
+    finish_attempt(run_dir, 75, FIRST)
+    event = run_dir.read_events()[-1]
+    assert (event["event"], event.get("job_id"), len(sent.options)) == ("submitted", "8", 3)
 
 
 def test_a_new_job_that_may_have_been_taken_is_no_refusal(run_dir, sent):

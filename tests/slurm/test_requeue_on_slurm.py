@@ -132,6 +132,23 @@ def test_a_run_that_is_preempted_with_its_own_signal_goes_on(
     assert restarts(cluster, job_id) == 1
 
 
+def test_a_run_that_is_preempted_before_slurm_hears_its_requeue_goes_on(
+    hpcddp, cluster, start, finish, tmp_path
+):
+    tools, asked = tmp_path / "tools", tmp_path / "asked"
+    tools.mkdir()
+    slow = f'[ "$1" = requeue ] && mkdir {asked} && sleep 60'
+    (tools / "scontrol").write_text(f'#!/bin/sh\n{slow}\nPATH="${{PATH#*:}}" exec scontrol "$@"\n')
+    (tools / "scontrol").chmod(0o755)
+    hpcddp.env["PATH"] = f"{tools}:{hpcddp.env['PATH']}"
+    job_id = start("resources.partition=preempt-cancel-nograce")
+    cluster.run(["scancel", "--signal=TERM", job_id])
+    cluster.wait_until(lambda: "" if asked.exists() else "no last act", 60)
+    cluster.preempt(job_id)
+    assert finish()["state"] == "finished"
+    assert restarts(cluster, job_id) == len(hpcddp.events("demo", "requeued")) == 1
+
+
 def test_without_grace_slurm_requeues_by_itself_and_only_once(hpcddp, cluster, start, finish):
     job_id = start("resources.partition=preempt-nograce")
     cluster.preempt(job_id)
