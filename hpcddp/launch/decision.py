@@ -11,7 +11,9 @@ from hpcddp.stop_flag import STOP_SIGNALS
 
 Event = Mapping[str, Any]
 # Slurm has ended the attempt for reasons of its own, and its user wants it to go on.
-_GOES_ON = (StopReason.PREEMPTED, StopReason.TIME_LIMIT, StopReason.REQUEUED)
+_GOES_ON = (
+    StopReason.PREEMPTED, StopReason.TIME_LIMIT, StopReason.NODE_FAILURE, StopReason.REQUEUED,
+)  # fmt: skip
 _BY_ITSELF = (StopReason.UNKNOWN.value, StopReason.SIGNALLED.value)
 # Of one that has hardly begun the limit is no reason: it is too short to get anywhere.
 _NO_EXCUSE = (*_BY_ITSELF, StopReason.TIME_LIMIT.value)
@@ -77,8 +79,8 @@ def _stopped_early(ending: Ending, events: Sequence[Event]) -> bool:
     another one although all is saved. And until Python has installed its handlers a stop signal
     simply ends it; a user's own program may have none at all.
     """
-    if ending.exit_code == EXIT_AGAIN:
-        return True
+    if ending.exit_code == EXIT_AGAIN or ending.why is StopReason.NODE_FAILURE:
+        return True  # whatever the processes that are left made of a lost one
     kinds = {event["event"] for event in events if event.get("attempt") == ending.attempt}
     if ending.exit_code > 128 and ending.why in _GOES_ON and not kinds & {"started", "failed"}:
         return True  # Slurm was quicker than its start, which had nothing to save

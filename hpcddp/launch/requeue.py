@@ -151,11 +151,11 @@ def _is_superseded(events: Sequence[Event], attempt: int, environ: Mapping[str, 
 def _has_decided(seen: _Outlook, attempt: int) -> bool:
     """An earlier call was ended by the requeue it had asked for, or as its whole job was.
 
-    Where Slurm has ended the job for reasons of its own it has not heard of that requeue.
+    Where Slurm knows of another end of the job it has not heard of that requeue.
     """
     own = {event["event"] for event in seen.events if event.get("attempt") == attempt}
-    is_heard = seen.slurm.reason not in (StopReason.PREEMPTED, StopReason.TIME_LIMIT)
-    return "cancelled" in own or ("requeued" in own and is_heard)
+    may_be_heard = (StopReason.REQUEUED, StopReason.SIGNALLED, StopReason.UNKNOWN)
+    return "cancelled" in own or ("requeued" in own and seen.slurm.reason in may_be_heard)
 
 
 def _early_reason(events: Sequence[Event], attempt: int) -> Event:

@@ -130,6 +130,17 @@ def test_a_job_that_slurm_ends_for_no_known_reason_is_not_revived(why, event):
     assert decide(75, saved, RequeueConfig(), why, terminated=True).event == event
 
 
+@pytest.mark.parametrize("code", [1, 75, 137])
+def test_what_a_lost_node_ends_where_slurm_may_not_requeue_goes_on_whatever_the_code(code):
+    decision = decide(
+        code, history("started"), RequeueConfig(), StopReason.NODE_FAILURE, terminated=True
+    )
+    assert (decision.event, decision.reason, decision.exit_code) == (
+        *("requeued", "node failure"),
+        75,
+    )
+
+
 @pytest.mark.parametrize("code", [1, 9, 137, 143])
 def test_what_slurm_requeues_by_itself_is_no_failure_whatever_the_code(code):
     decision = decide(code, history("submitted", "started"), RequeueConfig(), StopReason.REQUEUED)
@@ -425,6 +436,18 @@ def test_a_call_that_slurm_ended_before_it_heard_of_the_requeue_is_made_again(
     assert finish_attempt(run_dir, code, FIRST, terminated=True) == code
     assert asked == [["requeue", "7"]] * 2
     assert [e["event"] for e in run_dir.read_events()] == ["submitted", "started", "requeued"]
+
+
+def test_a_call_that_a_cancellation_ended_before_slurm_heard_of_the_requeue_says_so(
+    run_dir, monkeypatch, slurm_says
+):
+    asked = []
+    monkeypatch.setattr(requeue, "_scontrol", lambda words: asked.append(words))
+    finish_attempt(run_dir, 75, FIRST)
+    slurm_says[0] = JobInfo("7", state="COMPLETING", restarts=0)
+    finish_attempt(run_dir, 75, FIRST, terminated=True)
+    assert asked == [["requeue", "7"]]
+    assert [e["event"] for e in run_dir.read_events()][-2:] == ["requeued", "cancelled"]
 
 
 def test_a_cancellation_is_recorded_once(run_dir, slurm_says):

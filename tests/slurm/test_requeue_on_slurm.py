@@ -224,6 +224,18 @@ def test_a_run_goes_on_after_a_node_failure(hpcddp, cluster, start, finish, is_b
     assert ends == ["daemon of its node restarted" if is_back else "node failure", "finished"]
 
 
+def test_where_requeueing_is_forbidden_a_run_goes_on_after_a_node_failure(
+    hpcddp, cluster, start, finish
+):
+    job_id = start(*FORBIDDEN)
+    batch_host = cluster.show(job_id)["BatchHost"]
+    node = next(host for host in hpcddp.events("demo", "started")[0]["hosts"] if host != batch_host)
+    kill_slurmd(cluster, node)
+    hpcddp.wait_for_event("demo", "requeued", timeout=200)
+    start_slurmd(cluster, node)
+    assert [attempt["end"] for attempt in finish()["attempts"]] == ["node failure", "finished"]
+
+
 def test_a_run_goes_on_once_where_its_step_is_aborted_after_a_node_failure(
     hpcddp, cluster, start, finish, tmp_path
 ):
