@@ -18,6 +18,7 @@ _BY_ITSELF = (StopReason.UNKNOWN.value, StopReason.SIGNALLED.value)
 # Of one that has hardly begun the limit is no reason: it is too short to get anywhere.
 _NO_EXCUSE = (*_BY_ITSELF, StopReason.TIME_LIMIT.value)
 _SHORT_S = 60.0
+_ENDS = ("finished", "requeued", "cancelled", "failed", "ended")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,11 @@ class Decision:
     event: str  # finished, requeued, failed or cancelled
     reason: str
     exit_code: int
+
+
+def tells_end(event: Event) -> bool:
+    """True for what says how an attempt ended, and not only one of its processes."""
+    return event["event"] in _ENDS and "global_rank" not in event
 
 
 def decide(ending: Ending, events: Sequence[Event], budget: RequeueConfig) -> Decision:
@@ -94,10 +100,13 @@ def _stopped_early(ending: Ending, events: Sequence[Event]) -> bool:
 def _may_be_aborted(ending: Ending, events: Sequence[Event]) -> bool:
     """The attempt before was lost with a node. Where that comes back, the srun on it aborts the
     step of its number, which by then is this attempt's (Slurm 22.05). Once only: the next attempt
-    has another predecessor.
+    has another predecessor. Who is killed before it has looked cannot have told of that loss.
     """
     before = [event for event in events if event.get("attempt") == ending.attempt - 1]
-    return not ending.out_of_memory and any(event.get("lost_nodes") for event in before)
+    has_looked = any(event.get("attempt") == ending.attempt for event in events)
+    is_lost = any(event.get("lost_nodes") for event in before)
+    may_be_lost = bool(before) and not has_looked and not any(map(tells_end, before))
+    return not ending.out_of_memory and (is_lost or may_be_lost)
 
 
 def _after_stop(ending: Ending, events: Sequence[Event], budget: RequeueConfig) -> Decision:

@@ -16,14 +16,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hpcddp.cluster.job_names import requeue_target
+from hpcddp.cluster.job_names import requeue_target, requeue_target_or_none
 from hpcddp.cluster.variables import ATTEMPT_VARIABLE
 from hpcddp.config.layout import EXIT_AGAIN, EXIT_DONE, EXIT_FAILED
 from hpcddp.config.schema import RunConfig
 from hpcddp.config.write import read_config
 from hpcddp.errors import HpcddpError
 from hpcddp.launch.decision import Decision, Ending, Event, decide
-from hpcddp.launch.ending import ending_of
+from hpcddp.launch.ending import ending_of, is_superseded
 from hpcddp.launch.history import since_sent
 from hpcddp.launch.notes import say, write_event
 from hpcddp.launch.phrases import resume_hint
@@ -68,8 +68,8 @@ def _finish(
         say("Slurm does not answer; asking again")
         time.sleep(_PAUSE_S)
         seen = look()
-    is_newer = _is_superseded(seen.events, attempt, environ)
-    if is_newer or (terminated and _has_decided(seen, attempt)):
+    is_over = is_superseded(run_dir.read_events(), attempt, requeue_target_or_none(environ))
+    if is_over or (terminated and _has_decided(seen, attempt)):
         return exit_code, True
     if seen.asks_slurm(environ) and (lack := lack_of_tools()):
         why = "; ".join(filter(None, [seen.decision.reason, lack, resume_hint(run_dir.name)]))
@@ -138,14 +138,6 @@ def _look(
 
 def _is_requeue_of(event: Event, attempt: int) -> bool:
     return event["event"] == "requeued" and event.get("attempt") == attempt
-
-
-def _is_superseded(events: Sequence[Event], attempt: int, environ: Mapping[str, str]) -> bool:
-    """A node came back late with a copy of a job that Slurm has started anew since: what becomes
-    of the run is for the newer attempt to decide. Elements of an array are jobs of their own.
-    """
-    newer = [event for event in events if event.get("attempt", 0) > attempt]
-    return any(event.get("job_id") == requeue_target(environ) for event in newer)
 
 
 def _has_decided(seen: _Outlook, attempt: int) -> bool:

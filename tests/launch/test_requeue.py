@@ -468,6 +468,25 @@ def test_a_copy_that_slurm_has_replaced_decides_nothing(run_dir, monkeypatch):
     assert run_dir.read_events() == before
 
 
+def test_a_copy_of_a_job_that_its_user_has_replaced_by_another_decides_nothing(
+    run_dir, monkeypatch
+):
+    monkeypatch.setattr(requeue, "_scontrol", lambda words: pytest.fail(f"asked for {words}"))
+    run_dir.append_event("launched", attempt=0, job_id="7")
+    run_dir.append_event("submitted", job_id="8")
+    before = run_dir.read_events()
+    assert finish_attempt(run_dir, 75, FIRST) == 75
+    assert run_dir.read_events() == before
+
+
+def test_a_job_that_began_before_its_number_was_written_down_is_not_replaced(run_dir, monkeypatch):
+    monkeypatch.setattr(requeue, "_scontrol", lambda words: None)
+    run_dir.append_event("launched", attempt=0, job_id="7")
+    run_dir.append_event("submitted", job_id="7")
+    finish_attempt(run_dir, 75, FIRST)
+    assert run_dir.read_events()[-1]["event"] == "requeued"
+
+
 def test_another_element_of_the_array_does_not_replace_this_one(run_dir, monkeypatch):
     asked = []
     monkeypatch.setattr(requeue, "_scontrol", lambda words: asked.append(words))
@@ -555,6 +574,28 @@ def test_what_a_node_that_comes_back_may_have_aborted_goes_on_once(
     events = [before, {"event": "started", "attempt": 1}, *told]
     ending = Ending(code, 1, out_of_memory=is_oom)
     assert rules.decide(ending, events, RequeueConfig()).event == event
+
+
+@pytest.mark.parametrize(
+    ("before", "own", "event"),
+    [
+        (["started"], [], "requeued"),  # nobody has said how it ended
+        (["started", "requeued"], [], "failed"),
+        (["started", "failed"], [], "failed"),
+        (["started", {"event": "failed", "global_rank": 1}], [], "requeued"),  # one process
+        (["started"], ["launched"], "failed"),  # who has looked has found no lost node
+        ([], [], "failed"),
+    ],
+)
+def test_an_attempt_that_is_killed_before_it_can_look_for_a_lost_node_goes_on_once(
+    before, own, event
+):
+    events = [
+        {**(word if isinstance(word, dict) else {"event": word}), "attempt": attempt}
+        for attempt, words in enumerate((before, own))
+        for word in words
+    ]
+    assert rules.decide(Ending(137, 1), events, RequeueConfig()).event == event
 
 
 def test_attempts_whose_every_save_is_torn_are_bounded():
