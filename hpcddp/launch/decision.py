@@ -15,8 +15,9 @@ _GOES_ON = (
     StopReason.PREEMPTED, StopReason.TIME_LIMIT, StopReason.NODE_FAILURE, StopReason.REQUEUED,
 )  # fmt: skip
 _BY_ITSELF = (StopReason.UNKNOWN.value, StopReason.SIGNALLED.value)
-# Of one that has hardly begun the limit is no reason: it is too short to get anywhere.
-_NO_EXCUSE = (*_BY_ITSELF, StopReason.TIME_LIMIT.value)
+# Of one that has hardly begun the limit is no reason: it is too short to get anywhere. And nodes
+# that are lost at each start would be so for ever.
+_NO_EXCUSE = (*_BY_ITSELF, StopReason.TIME_LIMIT.value, StopReason.NODE_FAILURE.value)
 _SHORT_S = 60.0
 _ENDS = ("finished", "requeued", "cancelled", "failed", "ended")
 
@@ -36,6 +37,7 @@ class Ending:
     terminated: bool = False
     out_of_memory: bool = False
     culprit: str = ""
+    unreached: tuple[str, ...] = ()  # nodes on which srun could start nothing
     no_space: str = ""  # where nothing else tells why: that there is no room, in words
     unended: tuple[int, ...] = ()  # the attempts before it whose end the full disk has not taken
     is_own_program: bool = False  # a user's command, whose checkpoints nobody here can see

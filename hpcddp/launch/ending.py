@@ -9,7 +9,12 @@ from hpcddp.cluster.variables import ATTEMPT_TIME_VARIABLE, LOCAL_RESTARTS
 from hpcddp.config.layout import EXIT_AGAIN, EXIT_DONE
 from hpcddp.launch.decision import Ending, Event, tells_end
 from hpcddp.launch.history import is_submission
-from hpcddp.launch.last_words import first_exit, has_run_out_of_memory, words_of_attempt
+from hpcddp.launch.last_words import (
+    first_exit,
+    has_run_out_of_memory,
+    unreached_nodes,
+    words_of_attempt,
+)
 from hpcddp.run_dir import RunDir, space_problem
 
 
@@ -33,6 +38,7 @@ def ending_of(
         attempt,
         out_of_memory=exit_code not in (EXIT_DONE, EXIT_AGAIN) and has_run_out_of_memory(words),
         culprit=culprit,
+        unreached=unreached_nodes(words),
         no_space="" if is_told else space_problem(run_dir.path),
         unended=unended_attempts(run_dir, events, attempt, environ),
         is_own_program=is_own_program,

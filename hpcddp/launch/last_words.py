@@ -19,6 +19,12 @@ _OUT_OF_MEMORY = re.compile(
     r"(srun: error: \S+: tasks? [\d,-]+: out of memory|slurmstepd.* error: .*\boom[-_ ]kill)",
     re.IGNORECASE,
 )
+# `srun: error: Task launch for StepId=7.0 failed on node gpu-02: Communication connection failure`,
+# or another of Slurm's words for a node that does not answer; 10 s after the start.
+_NOT_REACHED = re.compile(
+    r"srun: error: Task launch for \S+ failed on node (\S+): "
+    r"(?:Communication|Message|Socket timed out|Zero Bytes)"
+)
 
 
 def words_of_attempt(run_dir: RunDir, attempt: int) -> list[str]:
@@ -47,6 +53,12 @@ def last_complaint(run_dir: RunDir) -> str:
 def has_run_out_of_memory(words: Sequence[str]) -> bool:
     """Whether Slurm says that the kernel killed a process; srun's own code is 1 then, or 137."""
     return any(_OUT_OF_MEMORY.search(line) for line in words)
+
+
+def unreached_nodes(words: Sequence[str]) -> tuple[str, ...]:
+    """The nodes that srun could not reach to start a process there."""
+    found = filter(None, map(_NOT_REACHED.search, words))
+    return tuple(dict.fromkeys(match[1] for match in found))
 
 
 def first_exit(words: Sequence[str]) -> tuple[int, str] | None:

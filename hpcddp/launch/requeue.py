@@ -24,11 +24,11 @@ from hpcddp.config.write import read_config
 from hpcddp.errors import HpcddpError
 from hpcddp.launch.decision import Decision, Ending, Event, decide
 from hpcddp.launch.ending import ending_of, is_superseded
+from hpcddp.launch.exclusion import excluded_nodes
 from hpcddp.launch.history import since_sent
 from hpcddp.launch.notes import say, write_event
 from hpcddp.launch.phrases import resume_hint
 from hpcddp.launch.refusal import refusal_code
-from hpcddp.launch.scheduler import lost_nodes
 from hpcddp.launch.slurm_tool import is_silence, lack_of_tools, tell
 from hpcddp.launch.stop_reason import SlurmSays, StopReason, ask_stop_reason, settle_reason
 from hpcddp.launch.takeover import send_anew
@@ -36,6 +36,7 @@ from hpcddp.leave import leave
 from hpcddp.run_dir import RunDir
 
 _SCONTROL_TIMEOUT_S = 60
+_VAGUE = (StopReason.UNKNOWN, StopReason.SIGNALLED, StopReason.TIME_LIMIT)
 _CONTROLLER_AWAY_S, _PAUSE_S = 900.0, 5.0  # how long an absent controller is waited for
 
 
@@ -131,6 +132,8 @@ def _look(
     why = settle_reason(now, _early_reason(told, attempt), time.time())
     events, is_own = since_sent(told), bool(config.command)
     ending = ending_of(run_dir, exit_code, attempt, events, environ, is_own_program=is_own)
+    if ending.unreached and why in _VAGUE and not terminated:
+        why = StopReason.NODE_FAILURE  # of which Slurm will hear later
     ending = dataclasses.replace(ending, why=why, terminated=terminated)
     others = [event for event in events if not _is_requeue_of(event, attempt)]
     return _Outlook(ending, events, decide(ending, others, config.requeue), now)
@@ -182,7 +185,9 @@ def _start_again(
     deadline: float,
 ) -> bool:
     """Ask Slurm for the requeue; False where it stayed silent, so that nobody knows."""
-    target, excluded = requeue_target(environ), _excluded(config, seen)
+    is_failure = seen.decision.exit_code != EXIT_AGAIN
+    excluded = excluded_nodes(run_dir, config, seen.ending, seen.events, is_failure=is_failure)
+    target = requeue_target(environ)
     if excluded:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # there is one more thing to say
     refusal = _requeue_until_heard(run_dir, target, environ, deadline)
@@ -243,17 +248,6 @@ def _is_cancelled(run_dir: RunDir, attempt: int, environ: Mapping[str, str]) -> 
 def _has_said_so(run_dir: RunDir) -> bool:
     """True once `hpcddp cancel` has recorded itself, which comes before Slurm does it."""
     return any(e["event"] == "cancelled" for e in since_sent(run_dir.read_events()))
-
-
-def _excluded(config: RunConfig, seen: _Outlook) -> str:
-    """The nodes to keep from the next attempt: after a failure those that Slurm has lost, which may
-    answer again by then, and what the user wanted to keep from all; empty if there is no news.
-    """
-    own = [event for event in seen.events if event.get("attempt") == seen.ending.attempt]
-    hosts = next((event["hosts"] for event in own if event.get("hosts")), ())
-    lost = lost_nodes(hosts) if seen.decision.exit_code != EXIT_AGAIN else []
-    users = config.resources.sbatch.get("exclude") or ""
-    return ",".join([*filter(None, [users]), *lost]) if lost else ""
 
 
 def _requeue(target: str) -> str | None:

@@ -17,7 +17,7 @@ from hpcddp.config.schema import RequeueConfig
 from hpcddp.config.write import config_text
 from hpcddp.errors import SubmissionFailed
 from hpcddp.launch import decision as rules
-from hpcddp.launch import requeue, slurm, stop_reason, takeover
+from hpcddp.launch import exclusion, requeue, slurm, stop_reason, takeover
 from hpcddp.launch.decision import Ending
 from hpcddp.launch.history import since_sent
 from hpcddp.launch.requeue import finish_attempt
@@ -368,17 +368,28 @@ def test_a_failure_behind_a_75_is_tried_again_by_the_last_act_and_not_by_the_scr
     assert run_dir.handled(0).exists()
 
 
+@pytest.fixture
+def accepted(run_dir, monkeypatch):
+    """Whether sbatch would accept the run's job without the nodes that are to be excluded."""
+    run_dir.script.write_text("#!/bin/sh\n")
+    accepted = [True]
+    monkeypatch.setattr(exclusion, "ask_sbatch", lambda *_: (accepted[0], ""))
+    return accepted
+
+
 @pytest.mark.parametrize(
-    ("exclude", "lost", "update"),
+    ("exclude", "lost", "accepts", "update"),
     [
-        (None, ["n2"], [["update", "jobid=7", "ExcNodeList=n2"]]),
-        ("n9", ["n2"], [["update", "jobid=7", "ExcNodeList=n9,n2"]]),
-        ("n9", [], []),
+        (None, ["n2"], True, [["update", "jobid=7", "ExcNodeList=n2"]]),
+        ("n9", ["n2"], True, [["update", "jobid=7", "ExcNodeList=n9,n2"]]),
+        ("n9", [], True, []),
+        (None, ["n2"], False, []),  # without it the job would wait for ever
     ],
 )
 def test_after_a_failure_a_lost_node_is_kept_from_the_next_attempt(
-    run_dir, monkeypatch, exclude, lost, update
+    run_dir, monkeypatch, accepted, exclude, lost, accepts, update
 ):
+    accepted[0] = accepts
     asked = []
     sbatch = {"exclude": exclude} if exclude else {}
     values = {
@@ -387,7 +398,7 @@ def test_after_a_failure_a_lost_node_is_kept_from_the_next_attempt(
         "resources": {"sbatch": sbatch},
     }
     run_dir.config.write_text(config_text(resolve([Layer("test", values)])))
-    monkeypatch.setattr(requeue, "lost_nodes", lambda hosts: lost)
+    monkeypatch.setattr(exclusion, "lost_nodes", lambda hosts: lost)
     monkeypatch.setattr(requeue.signal, "signal", lambda *_: None)
     monkeypatch.setattr(requeue, "_scontrol", lambda words: asked.append(words))
     finish_attempt(run_dir, 1, {"SLURM_JOB_ID": "7"})
@@ -650,6 +661,36 @@ def test_the_code_of_the_task_that_failed_first_is_the_jobs(own_run):
     assert (event["event"], event["exit_code"]) == ("failed", 3)
     assert event["reason"] == "exit code 3 of tasks 0,2-3 on gpu-01"
     assert failure_log(own_run, own_run.read_events()) == str(own_run.rank_log(1, 0))
+
+
+NOT_REACHED = "srun: error: Task launch for StepId=7.0 failed on node n2: {}"
+
+
+@pytest.mark.parametrize(
+    ("why", "event", "excluded"),
+    [
+        ("Communication connection failure", "requeued", [["update", "jobid=7", "ExcNodeList=n2"]]),
+        ("Socket timed out on send/recv operation", "requeued", ...),
+        ("Slurmd could not execve job", "failed", []),
+    ],
+)
+def test_a_node_that_srun_does_not_reach_is_a_lost_one_and_kept_from_the_next_attempt(
+    own_run, run_dir, accepted, monkeypatch, why, event, excluded
+):
+    asked = []
+    monkeypatch.setattr(requeue, "_scontrol", lambda words: asked.append(words))
+    srun_said(own_run, 0, NOT_REACHED.format(why), "srun: error: n1: task 0: Killed")
+    finish_attempt(own_run, 233, FIRST)
+    told = own_run.read_events()[-1]
+    assert (told["event"], "node failure" in told["reason"]) == (event, event == "requeued")
+    assert excluded in (..., asked[1:])
+
+
+def test_nodes_that_srun_never_reaches_end_the_run(own_run, run_dir):
+    lost = {"event": "requeued", "reason": "node failure", "time": 1.0}
+    events = [{**lost, "attempt": attempt} for attempt in range(2)]
+    ending = Ending(233, 2, StopReason.NODE_FAILURE, is_own_program=True)
+    assert rules.decide(ending, events, RequeueConfig()).event == "failed"
 
 
 def test_a_task_that_a_signal_ended_first_leaves_sruns_code(own_run):

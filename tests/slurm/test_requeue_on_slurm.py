@@ -224,6 +224,19 @@ def test_a_run_goes_on_after_a_node_failure(hpcddp, cluster, start, finish, is_b
     assert ends == ["daemon of its node restarted" if is_back else "node failure", "finished"]
 
 
+def test_a_node_that_is_lost_before_srun_reaches_it_costs_an_attempt(
+    hpcddp, cluster, finish, tmp_path
+):
+    """Only these two will do, so none is kept from the next attempt: that would never come."""
+    kill_slurmd(cluster, cluster.nodes[1])
+    only = f'resources.sbatch.nodelist="{",".join(cluster.nodes[:2])}"'
+    job_id = hpcddp.submit("demo", only, command=[*STOPS, str(tmp_path / "demo")])
+    assert hpcddp.wait_for_event("demo", "requeued", timeout=90)["reason"] == "node failure"
+    start_slurmd(cluster, cluster.nodes[1])
+    assert finish(starts=3)["attempts"][0]["end"] == "node failure"
+    assert cluster.show(job_id)["Restarts"] == "1"
+
+
 def test_where_requeueing_is_forbidden_a_run_goes_on_after_a_node_failure(
     hpcddp, cluster, start, finish
 ):
