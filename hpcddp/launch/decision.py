@@ -38,6 +38,7 @@ class Ending:
     out_of_memory: bool = False
     culprit: str = ""
     unreached: tuple[str, ...] = ()  # nodes on which srun could start nothing
+    unstarted: str = ""  # why srun could start nothing at all, in words
     no_space: str = ""  # where nothing else tells why: that there is no room, in words
     unended: tuple[int, ...] = ()  # the attempts before it whose end the full disk has not taken
     is_own_program: bool = False  # a user's command, whose checkpoints nobody here can see
@@ -87,7 +88,9 @@ def _stopped_early(ending: Ending, events: Sequence[Event]) -> bool:
     another one although all is saved. And until Python has installed its handlers a stop signal
     simply ends it; a user's own program may have none at all.
     """
-    if ending.exit_code == EXIT_AGAIN or ending.why is StopReason.NODE_FAILURE:
+    if ending.exit_code == EXIT_AGAIN or ending.unstarted:
+        return True
+    if ending.why is StopReason.NODE_FAILURE:
         return True  # whatever the processes that are left made of a lost one
     kinds = {event["event"] for event in events if event.get("attempt") == ending.attempt}
     if ending.exit_code > 128 and ending.why in _GOES_ON and not kinds & {"started", "failed"}:
@@ -119,8 +122,9 @@ def _after_stop(ending: Ending, events: Sequence[Event], budget: RequeueConfig) 
     if idle >= budget.max_without_progress > 0:
         reason = f"{idle} attempts in a row {what} (requeue.max_without_progress)"
         return Decision("failed", f"{_cause(ending)}{reason}", EXIT_AGAIN)
-    is_full = bool(ending.no_space) and ending.why.value in _BY_ITSELF
-    return Decision("requeued", ending.no_space if is_full else ending.why.value, EXIT_AGAIN)
+    told = ending.unstarted or ending.no_space
+    is_told = told and ending.why.value in _BY_ITSELF
+    return Decision("requeued", told if is_told else ending.why.value, EXIT_AGAIN)
 
 
 def _after_failure(ending: Ending, events: Sequence[Event], budget: RequeueConfig) -> Decision:

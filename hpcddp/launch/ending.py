@@ -12,6 +12,7 @@ from hpcddp.launch.history import is_submission
 from hpcddp.launch.last_words import (
     first_exit,
     has_run_out_of_memory,
+    no_start,
     unreached_nodes,
     words_of_attempt,
 )
@@ -39,6 +40,7 @@ def ending_of(
         out_of_memory=exit_code not in (EXIT_DONE, EXIT_AGAIN) and has_run_out_of_memory(words),
         culprit=culprit,
         unreached=unreached_nodes(words),
+        unstarted="" if own else no_start(words),
         no_space="" if is_told else space_problem(run_dir.path),
         unended=unended_attempts(run_dir, events, attempt, environ),
         is_own_program=is_own_program,

@@ -686,6 +686,32 @@ def test_a_node_that_srun_does_not_reach_is_a_lost_one_and_kept_from_the_next_at
     assert excluded in (..., asked[1:])
 
 
+AWAY = "srun: error: Unable to confirm allocation for job 7: Unable to contact slurm controller"
+
+
+@pytest.mark.parametrize(
+    ("said", "launched", "event"),
+    [
+        (AWAY, False, "requeued"),
+        (AWAY, True, "failed"),  # an srun of somebody else
+        (AWAY.replace("Unable to contact slurm controller", "Invalid job id"), False, "failed"),
+    ],
+)
+def test_a_controller_that_is_away_when_srun_starts_costs_an_attempt(
+    own_run, run_dir, monkeypatch, slurm_says, naps, said, launched, event
+):
+    monkeypatch.setattr(requeue, "_scontrol", lambda words: None)
+    back, slurm_says[0] = slurm_says[0], SILENT
+    naps.calls = [lambda: slurm_says.insert(0, back)]
+    if launched:
+        own_run.append_event("launched", attempt=0)
+    srun_said(own_run, 0, said)
+    finish_attempt(own_run, 1, FIRST)
+    told = own_run.read_events()[-1]
+    assert (told["event"], naps.count) == (event, int(event == "requeued"))
+    assert ("away at the start" in told["reason"]) == (event == "requeued")
+
+
 def test_nodes_that_srun_never_reaches_end_the_run(own_run, run_dir):
     lost = {"event": "requeued", "reason": "node failure", "time": 1.0}
     events = [{**lost, "attempt": attempt} for attempt in range(2)]

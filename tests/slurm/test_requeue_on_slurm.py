@@ -277,6 +277,29 @@ def test_a_controller_that_is_away_at_the_last_act_is_waited_for(hpcddp, cluster
     assert restarts(cluster, job_id) == 1
 
 
+@pytest.mark.slow
+def test_a_controller_that_is_away_when_the_processes_are_to_start_costs_an_attempt(
+    hpcddp, cluster, finish, tmp_path
+):
+    tools, waits, is_away = tmp_path / "tools", tmp_path / "waits", tmp_path / "is-away"
+    tools.mkdir()
+    wait = f"touch {waits}; until [ -e {is_away} ]; do sleep 0.1; done"
+    (tools / "srun").write_text(f'#!/bin/sh\n{wait}\nPATH="${{PATH#*:}}" exec srun "$@"\n')
+    (tools / "srun").chmod(0o755)
+    hpcddp.env["PATH"] = f"{tools}:{hpcddp.env['PATH']}"
+    job_id = hpcddp.submit("demo", command=[*STOPS, str(tmp_path / "demo")])
+    cluster.wait_until(lambda: "" if waits.exists() else "not started", 60)
+    os.kill(int((cluster.state_dir / "slurmctld.pid").read_text()), signal.SIGTERM)
+    log = hpcddp.run_dir("demo").batch_log
+    time.sleep(2)  # it has closed its port
+    is_away.touch()
+    cluster.wait_until(lambda: "" if "Unable to" in log.read_text() else "srun still asks", 240)
+    controller = cluster.node_exec("login", ["slurmctld", "-f", cluster.conf])
+    assert controller.returncode == 0, controller.stderr
+    assert "away" in hpcddp.wait_for_event("demo", "requeued", timeout=90)["reason"]
+    assert finish(starts=2)["job_id"] == job_id
+
+
 def test_of_an_array_only_the_element_that_asked_comes_back(hpcddp, cluster, tmp_path):
     hpcddp.submit("sweep", command=["true"], nodes=1)  # a run directory for the user's own script
     hpcddp.wait_for("sweep", "finished")
