@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 
+import psutil
 import pytest
 from hpcddp_user import ROOT, SMALLEST, losses, processes_of
 from interruptions import kill_slurmd, start_slurmd
@@ -289,10 +290,11 @@ def test_a_controller_that_is_away_when_the_processes_are_to_start_costs_an_atte
     hpcddp.env["PATH"] = f"{tools}:{hpcddp.env['PATH']}"
     job_id = hpcddp.submit("demo", command=[*STOPS, str(tmp_path / "demo")])
     cluster.wait_until(lambda: "" if waits.exists() else "not started", 60)
-    os.kill(int((cluster.state_dir / "slurmctld.pid").read_text()), signal.SIGTERM)
-    log = hpcddp.run_dir("demo").batch_log
-    time.sleep(2)  # it has closed its port
+    pid = int((cluster.state_dir / "slurmctld.pid").read_text())
+    os.kill(pid, signal.SIGTERM)
+    cluster.wait_until(lambda: "slurmctld lives" if psutil.pid_exists(pid) else "", 60)
     is_away.touch()
+    log = hpcddp.run_dir("demo").batch_log
     cluster.wait_until(lambda: "" if "Unable to" in log.read_text() else "srun still asks", 240)
     controller = cluster.node_exec("login", ["slurmctld", "-f", cluster.conf])
     assert controller.returncode == 0, controller.stderr
