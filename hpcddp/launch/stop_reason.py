@@ -23,7 +23,7 @@ class StopReason(Enum):
 
     PREEMPTED = "preempted"
     TIME_LIMIT = "time limit"
-    NODE_FAILURE = "node failure"  # of a job that Slurm may not requeue
+    NODE_FAILURE = "node failure"  # one that Slurm does not requeue for by itself
     CANCELLED = "cancelled by its user"
     REQUEUED = "requeued by Slurm"
     SIGNALLED = "signalled"
