@@ -215,10 +215,11 @@ def _requeue_until_heard(
     """
     refusal = _requeue(target)
     is_unsure = refusal is not None and is_silence(refusal)
-    while refusal and is_unsure:
+    while refusal:
         now = ask_stop_reason(environ, 0)
-        is_over = now.reason in (StopReason.REQUEUED, StopReason.CANCELLED)
-        if is_over or _has_said_so(run_dir):
+        if now.reason is StopReason.REQUEUED:  # an order of an earlier call may have come late
+            return None
+        if is_unsure and (now.reason is StopReason.CANCELLED or _has_said_so(run_dir)):
             return None
         if not is_silence(refusal) or time.monotonic() > deadline:
             return refusal

@@ -449,6 +449,19 @@ def test_a_call_that_slurm_ended_before_it_heard_of_the_requeue_is_made_again(
     assert [e["event"] for e in run_dir.read_events()] == ["submitted", "started", "requeued"]
 
 
+def test_a_requeue_that_slurm_hears_after_the_call_for_it_was_ended_is_the_only_one(
+    run_dir, monkeypatch
+):
+    ended = JobInfo("7", state="COMPLETING", restarts=0, end_time=9.0, preempt_time=9.0)
+    says = [ended, dataclasses.replace(ended, restarts=1)]
+    monkeypatch.setattr(stop_reason, "show_job", lambda job_id: says.pop(0))
+    monkeypatch.setattr(requeue, "_scontrol", lambda words: "Job is pending execution for job 7")
+    monkeypatch.setattr(requeue, "send_anew", lambda *_: pytest.fail("sent anew"))
+    run_dir.append_event("requeued", attempt=0, reason="signalled", exit_code=75)
+    assert finish_attempt(run_dir, 75, FIRST, terminated=True) == 75
+    assert run_dir.read_events()[-1]["event"] == "requeued"
+
+
 def test_a_call_that_a_cancellation_ended_before_slurm_heard_of_the_requeue_says_so(
     run_dir, monkeypatch, slurm_says
 ):
