@@ -11,11 +11,15 @@ from hpcddp.stop_flag import STOP_SIGNALS
 
 Event = Mapping[str, Any]
 # Slurm has ended the attempt for reasons of its own, and its user wants it to go on.
-_GOES_ON = (StopReason.PREEMPTED, StopReason.TIME_LIMIT, StopReason.REQUEUED)
+_GOES_ON = (
+    StopReason.PREEMPTED, StopReason.TIME_LIMIT, StopReason.NODE_FAILURE, StopReason.REQUEUED,
+)  # fmt: skip
 _BY_ITSELF = (StopReason.UNKNOWN.value, StopReason.SIGNALLED.value)
-# Of one that has hardly begun the limit is no reason: it is too short to get anywhere.
-_NO_EXCUSE = (*_BY_ITSELF, StopReason.TIME_LIMIT.value)
+# Of one that has hardly begun the limit is no reason: it is too short to get anywhere. And nodes
+# that are lost at each start would be so for ever.
+_NO_EXCUSE = (*_BY_ITSELF, StopReason.TIME_LIMIT.value, StopReason.NODE_FAILURE.value)
 _SHORT_S = 60.0
+_ENDS = ("finished", "requeued", "cancelled", "failed", "ended")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,8 @@ class Ending:
     terminated: bool = False
     out_of_memory: bool = False
     culprit: str = ""
+    unreached: tuple[str, ...] = ()  # nodes on which srun could start nothing
+    unstarted: str = ""  # why srun could start nothing at all, in words
     no_space: str = ""  # where nothing else tells why: that there is no room, in words
     unended: tuple[int, ...] = ()  # the attempts before it whose end the full disk has not taken
     is_own_program: bool = False  # a user's command, whose checkpoints nobody here can see
@@ -47,6 +53,11 @@ class Decision:
     event: str  # finished, requeued, failed or cancelled
     reason: str
     exit_code: int
+
+
+def tells_end(event: Event) -> bool:
+    """True for what says how an attempt ended, and not only one of its processes."""
+    return event["event"] in _ENDS and "global_rank" not in event
 
 
 def decide(ending: Ending, events: Sequence[Event], budget: RequeueConfig) -> Decision:
@@ -77,8 +88,10 @@ def _stopped_early(ending: Ending, events: Sequence[Event]) -> bool:
     another one although all is saved. And until Python has installed its handlers a stop signal
     simply ends it; a user's own program may have none at all.
     """
-    if ending.exit_code == EXIT_AGAIN:
+    if ending.exit_code == EXIT_AGAIN or ending.unstarted:
         return True
+    if ending.why is StopReason.NODE_FAILURE:
+        return True  # whatever the processes that are left made of a lost one
     kinds = {event["event"] for event in events if event.get("attempt") == ending.attempt}
     if ending.exit_code > 128 and ending.why in _GOES_ON and not kinds & {"started", "failed"}:
         return True  # Slurm was quicker than its start, which had nothing to save
@@ -92,10 +105,13 @@ def _stopped_early(ending: Ending, events: Sequence[Event]) -> bool:
 def _may_be_aborted(ending: Ending, events: Sequence[Event]) -> bool:
     """The attempt before was lost with a node. Where that comes back, the srun on it aborts the
     step of its number, which by then is this attempt's (Slurm 22.05). Once only: the next attempt
-    has another predecessor.
+    has another predecessor. Who is killed before it has looked cannot have told of that loss.
     """
     before = [event for event in events if event.get("attempt") == ending.attempt - 1]
-    return not ending.out_of_memory and any(event.get("lost_nodes") for event in before)
+    has_looked = any(event.get("attempt") == ending.attempt for event in events)
+    is_lost = any(event.get("lost_nodes") for event in before)
+    may_be_lost = bool(before) and not has_looked and not any(map(tells_end, before))
+    return not ending.out_of_memory and (is_lost or may_be_lost)
 
 
 def _after_stop(ending: Ending, events: Sequence[Event], budget: RequeueConfig) -> Decision:
@@ -108,8 +124,9 @@ def _after_stop(ending: Ending, events: Sequence[Event], budget: RequeueConfig) 
     if idle >= budget.max_without_progress > 0:
         reason = f"{idle} attempts in a row {what} (requeue.max_without_progress)"
         return Decision("failed", f"{_cause(ending)}{reason}", EXIT_AGAIN)
-    is_full = bool(ending.no_space) and ending.why.value in _BY_ITSELF
-    return Decision("requeued", ending.no_space if is_full else ending.why.value, EXIT_AGAIN)
+    told = ending.unstarted or ending.no_space
+    is_told = told and ending.why.value in _BY_ITSELF
+    return Decision("requeued", told if is_told else ending.why.value, EXIT_AGAIN)
 
 
 def _after_failure(ending: Ending, events: Sequence[Event], budget: RequeueConfig) -> Decision:

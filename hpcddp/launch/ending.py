@@ -7,11 +7,16 @@ from collections.abc import Mapping, Sequence
 from hpcddp.cluster.job_names import in_job, restart_count
 from hpcddp.cluster.variables import ATTEMPT_TIME_VARIABLE, LOCAL_RESTARTS
 from hpcddp.config.layout import EXIT_AGAIN, EXIT_DONE
-from hpcddp.launch.decision import Ending, Event
-from hpcddp.launch.last_words import first_exit, has_run_out_of_memory, words_of_attempt
+from hpcddp.launch.decision import Ending, Event, tells_end
+from hpcddp.launch.history import is_submission
+from hpcddp.launch.last_words import (
+    first_exit,
+    has_run_out_of_memory,
+    no_start,
+    unreached_nodes,
+    words_of_attempt,
+)
 from hpcddp.run_dir import RunDir, space_problem
-
-_ENDS = ("finished", "requeued", "cancelled", "failed", "ended")
 
 
 def ending_of(
@@ -34,6 +39,8 @@ def ending_of(
         attempt,
         out_of_memory=exit_code not in (EXIT_DONE, EXIT_AGAIN) and has_run_out_of_memory(words),
         culprit=culprit,
+        unreached=unreached_nodes(words),
+        unstarted="" if own else no_start(words),
         no_space="" if is_told else space_problem(run_dir.path),
         unended=unended_attempts(run_dir, events, attempt, environ),
         is_own_program=is_own_program,
@@ -52,11 +59,23 @@ def unended_attempts(
     """
     restarts = restart_count(environ) if in_job(environ) else environ.get(LOCAL_RESTARTS, "0")
     first = attempt - int(restarts)
-    ends = (event for event in events if event["event"] in _ENDS and "global_rank" not in event)
-    ended = {event.get("attempt") for event in ends}
+    ended = {event.get("attempt") for event in filter(tells_end, events)}
     earlier = range(attempt - 1, first - 1, -1)
     unended = tuple(itertools.takewhile(lambda number: number not in ended, earlier))
     return unended if unended and space_problem(run_dir.path) else ()
+
+
+def is_superseded(events: Sequence[Event], attempt: int, job_id: str | None) -> bool:
+    """A node came back late with a copy of a job that Slurm, or with another job the user, has
+    started anew since: what becomes of the run is for that one to decide. Elements of an array are
+    jobs of their own.
+    """
+    newer = (event for event in events if event.get("attempt", 0) > attempt)
+    if any(event.get("job_id") == job_id for event in newer):
+        return True
+    is_own = [event["event"] == "launched" and event.get("attempt") == attempt for event in events]
+    later = events[is_own.index(True) :] if True in is_own else ()
+    return any(is_submission(event) and event.get("job_id", job_id) != job_id for event in later)
 
 
 def _code_of_processes(exit_code: int, attempt: int, events: Sequence[Event]) -> int:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 
 from hpcddp.launch.history import FileTail
+from hpcddp.launch.slurm_tool import is_silence
 from hpcddp.run_dir import RunDir
 
 _TAIL_BYTES, _COMPLAINT_TAIL_BYTES = 256 * 1024, 4 * 1024
@@ -18,6 +19,17 @@ _TASK_END = re.compile(
 _OUT_OF_MEMORY = re.compile(
     r"(srun: error: \S+: tasks? [\d,-]+: out of memory|slurmstepd.* error: .*\boom[-_ ]kill)",
     re.IGNORECASE,
+)
+# `srun: error: Task launch for StepId=7.0 failed on node gpu-02: Communication connection failure`,
+# or another of Slurm's words for a node that does not answer; 10 s after the start.
+_NOT_REACHED = re.compile(
+    r"srun: error: Task launch for \S+ failed on node (\S+): "
+    r"(?:Communication|Message|Socket timed out|Zero Bytes)"
+)
+# `srun: error: Unable to confirm allocation for job 7: Unable to contact slurm controller (connect
+# failure)`, or `Unable to create step for job 7: ...`; srun asks for 10 s or so.
+_NO_STEP = re.compile(
+    r"srun: error: (Unable to (?:confirm allocation|create step) for job [^:]+: .+)"
 )
 
 
@@ -47,6 +59,18 @@ def last_complaint(run_dir: RunDir) -> str:
 def has_run_out_of_memory(words: Sequence[str]) -> bool:
     """Whether Slurm says that the kernel killed a process; srun's own code is 1 then, or 137."""
     return any(_OUT_OF_MEMORY.search(line) for line in words)
+
+
+def unreached_nodes(words: Sequence[str]) -> tuple[str, ...]:
+    """The nodes that srun could not reach to start a process there."""
+    found = filter(None, map(_NOT_REACHED.search, words))
+    return tuple(dict.fromkeys(match[1] for match in found))
+
+
+def no_start(words: Sequence[str]) -> str:
+    """Why srun could start nothing: a controller that did not answer it. "" where it did."""
+    said = (match[1] for match in map(_NO_STEP.search, words) if match)
+    return "Slurm's controller was away at the start" if any(map(is_silence, said)) else ""
 
 
 def first_exit(words: Sequence[str]) -> tuple[int, str] | None:

@@ -10,25 +10,25 @@ import os
 import re
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hpcddp.cluster.job_names import requeue_target
+from hpcddp.cluster.job_names import requeue_target, requeue_target_or_none
 from hpcddp.cluster.variables import ATTEMPT_VARIABLE
 from hpcddp.config.layout import EXIT_AGAIN, EXIT_DONE, EXIT_FAILED
 from hpcddp.config.schema import RunConfig
 from hpcddp.config.write import read_config
 from hpcddp.errors import HpcddpError
 from hpcddp.launch.decision import Decision, Ending, Event, decide
-from hpcddp.launch.ending import ending_of
+from hpcddp.launch.ending import ending_of, is_superseded
+from hpcddp.launch.exclusion import excluded_nodes
 from hpcddp.launch.history import since_sent
 from hpcddp.launch.notes import say, write_event
 from hpcddp.launch.phrases import resume_hint
 from hpcddp.launch.refusal import refusal_code
-from hpcddp.launch.scheduler import lost_nodes
 from hpcddp.launch.slurm_tool import is_silence, lack_of_tools, tell
 from hpcddp.launch.stop_reason import SlurmSays, StopReason, ask_stop_reason, settle_reason
 from hpcddp.launch.takeover import send_anew
@@ -36,6 +36,7 @@ from hpcddp.leave import leave
 from hpcddp.run_dir import RunDir
 
 _SCONTROL_TIMEOUT_S = 60
+_VAGUE = (StopReason.UNKNOWN, StopReason.SIGNALLED, StopReason.TIME_LIMIT)
 _CONTROLLER_AWAY_S, _PAUSE_S = 900.0, 5.0  # how long an absent controller is waited for
 
 
@@ -68,8 +69,8 @@ def _finish(
         say("Slurm does not answer; asking again")
         time.sleep(_PAUSE_S)
         seen = look()
-    is_newer = _is_superseded(seen.events, attempt, environ)
-    if is_newer or (terminated and _has_decided(seen.events, attempt)):
+    is_over = is_superseded(run_dir.read_events(), attempt, requeue_target_or_none(environ))
+    if is_over or (terminated and _has_decided(seen, attempt)):
         return exit_code, True
     if seen.asks_slurm(environ) and (lack := lack_of_tools()):
         why = "; ".join(filter(None, [seen.decision.reason, lack, resume_hint(run_dir.name)]))
@@ -131,22 +132,25 @@ def _look(
     why = settle_reason(now, _early_reason(told, attempt), time.time())
     events, is_own = since_sent(told), bool(config.command)
     ending = ending_of(run_dir, exit_code, attempt, events, environ, is_own_program=is_own)
+    if ending.unreached and why in _VAGUE and not terminated:
+        why = StopReason.NODE_FAILURE  # of which Slurm will hear later
     ending = dataclasses.replace(ending, why=why, terminated=terminated)
-    return _Outlook(ending, events, decide(ending, events, config.requeue), now)
+    others = [event for event in events if not _is_requeue_of(event, attempt)]
+    return _Outlook(ending, events, decide(ending, others, config.requeue), now)
 
 
-def _is_superseded(events: Sequence[Event], attempt: int, environ: Mapping[str, str]) -> bool:
-    """A node came back late with a copy of a job that Slurm has started anew since: what becomes
-    of the run is for the newer attempt to decide. Elements of an array are jobs of their own.
+def _is_requeue_of(event: Event, attempt: int) -> bool:
+    return event["event"] == "requeued" and event.get("attempt") == attempt
+
+
+def _has_decided(seen: _Outlook, attempt: int) -> bool:
+    """An earlier call was ended by the requeue it had asked for, or as its whole job was.
+
+    Where Slurm knows of another end of the job it has not heard of that requeue.
     """
-    newer = [event for event in events if event.get("attempt", 0) > attempt]
-    return any(event.get("job_id") == requeue_target(environ) for event in newer)
-
-
-def _has_decided(events: Sequence[Event], attempt: int) -> bool:
-    """An earlier call was ended by the requeue it had asked for, or as its whole job was."""
-    own = [event for event in events if event.get("attempt") == attempt]
-    return any(event["event"] in ("requeued", "cancelled") for event in own)
+    own = {event["event"] for event in seen.events if event.get("attempt") == attempt}
+    may_be_heard = (StopReason.REQUEUED, StopReason.SIGNALLED, StopReason.UNKNOWN)
+    return "cancelled" in own or ("requeued" in own and seen.slurm.reason in may_be_heard)
 
 
 def _early_reason(events: Sequence[Event], attempt: int) -> Event:
@@ -159,6 +163,8 @@ def _record(run_dir: RunDir, seen: _Outlook) -> None:
     decision, ending, events = seen.decision, seen.ending, seen.events
     if any(event["event"] == decision.event for event in events) and decision.event == "finished":
         return  # training has said so itself, with the accuracy
+    if decision.event == "requeued" and any(_is_requeue_of(e, ending.attempt) for e in events):
+        return  # an earlier call has said so
     fields: dict[str, Any] = {"attempt": ending.attempt, **seen.slurm.hints}
     is_ours = ending.why is not StopReason.REQUEUED  # else Slurm keeps count
     if decision.event == "requeued" and decision.exit_code != EXIT_AGAIN and is_ours:
@@ -179,7 +185,9 @@ def _start_again(
     deadline: float,
 ) -> bool:
     """Ask Slurm for the requeue; False where it stayed silent, so that nobody knows."""
-    target, excluded = requeue_target(environ), _excluded(config, seen)
+    is_failure = seen.decision.exit_code != EXIT_AGAIN
+    excluded = excluded_nodes(run_dir, config, seen.ending, seen.events, is_failure=is_failure)
+    target = requeue_target(environ)
     if excluded:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # there is one more thing to say
     refusal = _requeue_until_heard(run_dir, target, environ, deadline)
@@ -187,7 +195,7 @@ def _start_again(
         _scontrol(["update", f"jobid={target}", f"ExcNodeList={excluded}"])
     if refusal and not is_silence(refusal):
         is_cancelled = partial(_is_cancelled, run_dir, seen.ending.attempt, environ)
-        refusal = send_anew(run_dir, is_cancelled, excluded)
+        refusal = _send_until_heard(run_dir, is_cancelled, excluded, deadline)
     if refusal is None:
         return True
     is_silent = is_silence(refusal)
@@ -207,16 +215,28 @@ def _requeue_until_heard(
     """
     refusal = _requeue(target)
     is_unsure = refusal is not None and is_silence(refusal)
-    while refusal and is_unsure:
+    while refusal:
         now = ask_stop_reason(environ, 0)
-        is_over = now.reason in (StopReason.REQUEUED, StopReason.CANCELLED)
-        if is_over or _has_said_so(run_dir):
+        if now.reason is StopReason.REQUEUED:  # an order of an earlier call may have come late
+            return None
+        if is_unsure and (now.reason is StopReason.CANCELLED or _has_said_so(run_dir)):
             return None
         if not is_silence(refusal) or time.monotonic() > deadline:
             return refusal
         time.sleep(_PAUSE_S)
         if not now.is_silent:
             refusal = _requeue(target)
+    return refusal
+
+
+def _send_until_heard(
+    run_dir: RunDir, is_cancelled: Callable[[], bool], excluded: str, deadline: float
+) -> str | None:
+    """As `send_anew`, and once more for as long as Slurm's controller is away."""
+    while (refusal := send_anew(run_dir, is_cancelled, excluded)) and is_silence(refusal):
+        if time.monotonic() > deadline:
+            break
+        time.sleep(_PAUSE_S)
     return refusal
 
 
@@ -229,17 +249,6 @@ def _is_cancelled(run_dir: RunDir, attempt: int, environ: Mapping[str, str]) -> 
 def _has_said_so(run_dir: RunDir) -> bool:
     """True once `hpcddp cancel` has recorded itself, which comes before Slurm does it."""
     return any(e["event"] == "cancelled" for e in since_sent(run_dir.read_events()))
-
-
-def _excluded(config: RunConfig, seen: _Outlook) -> str:
-    """The nodes to keep from the next attempt: after a failure those that Slurm has lost, which may
-    answer again by then, and what the user wanted to keep from all; empty if there is no news.
-    """
-    own = [event for event in seen.events if event.get("attempt") == seen.ending.attempt]
-    hosts = next((event["hosts"] for event in own if event.get("hosts")), ())
-    lost = lost_nodes(hosts) if seen.decision.exit_code != EXIT_AGAIN else []
-    users = config.resources.sbatch.get("exclude") or ""
-    return ",".join([*filter(None, [users]), *lost]) if lost else ""
 
 
 def _requeue(target: str) -> str | None:

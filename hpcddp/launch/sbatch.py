@@ -31,8 +31,9 @@ def sbatch_words(script: str, environ: Mapping[str, str]) -> list[str]:
     return ["env", *(word for name in sorted(hidden) for word in ("-u", name)), "sbatch"]
 
 
-def ask_sbatch(script: str, environ: Mapping[str, str]) -> tuple[bool, str] | None:
-    """What `sbatch --test-only` says of a script: accepted or not, and its words.
+def ask_sbatch(script: str, environ: Mapping[str, str], *options: str) -> tuple[bool, str] | None:
+    """What `sbatch --test-only` says of a script, and of further options: accepted or not, and its
+    words.
 
     None where there is no sbatch or it does not answer in time.
     """
@@ -40,7 +41,7 @@ def ask_sbatch(script: str, environ: Mapping[str, str]) -> tuple[bool, str] | No
         return None
     try:
         answer = subprocess.run(
-            [*sbatch_words(script, environ), "--test-only"],
+            [*sbatch_words(script, environ), "--test-only", *options],
             input=script,
             capture_output=True,
             text=True,

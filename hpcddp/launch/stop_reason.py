@@ -23,6 +23,7 @@ class StopReason(Enum):
 
     PREEMPTED = "preempted"
     TIME_LIMIT = "time limit"
+    NODE_FAILURE = "node failure"  # one that Slurm does not requeue for by itself
     CANCELLED = "cancelled by its user"
     REQUEUED = "requeued by Slurm"
     SIGNALLED = "signalled"
@@ -37,6 +38,8 @@ def stop_reason(job: JobInfo, restart_count: int, warn_before_s: int, now: float
         return StopReason.REQUEUED
     if job.reason == "TimeLimit" or job.state == "TIMEOUT":
         return StopReason.TIME_LIMIT
+    if job.reason == "NodeDown":
+        return StopReason.NODE_FAILURE
     if job.state in _ENDING:
         return StopReason.PREEMPTED if _ended_when_preempted(job) else StopReason.CANCELLED
     if job.preempt_time is not None:

@@ -14,7 +14,7 @@ from hpcddp.launch.stop_reason import StopReason, ask_stop_reason
 from hpcddp.run_dir import RunDir, survive_unwritten_records
 from hpcddp.stop_flag import StopFlag
 
-_NODE_FAILURE, _NODE_RESTART = "node failure", "daemon of its node restarted"
+_NODE_RESTART = "daemon of its node restarted"
 _ENDS = ("finished", "requeued", "cancelled", "failed", "ended", "stop_reason")
 _METRICS_TAIL_BYTES = 16 * 1024
 
@@ -76,7 +76,7 @@ def _explain_predecessor(
     began = next((event["began"] for event in own if "began" in event), time.time())
     reason = StopReason.REQUEUED.value
     if lost := lost_nodes(hosts):
-        reason = _NODE_FAILURE
+        reason = StopReason.NODE_FAILURE.value
     elif lost := restarted_nodes(hosts, began):  # for whatever reason: an update of Slurm is one
         reason = _NODE_RESTART
     is_preemptible = not lost and requeues_preempted(environ.get("SLURM_JOB_PARTITION", ""))

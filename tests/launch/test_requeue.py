@@ -17,7 +17,7 @@ from hpcddp.config.schema import RequeueConfig
 from hpcddp.config.write import config_text
 from hpcddp.errors import SubmissionFailed
 from hpcddp.launch import decision as rules
-from hpcddp.launch import requeue, slurm, stop_reason, takeover
+from hpcddp.launch import exclusion, requeue, slurm, stop_reason, takeover
 from hpcddp.launch.decision import Ending
 from hpcddp.launch.history import since_sent
 from hpcddp.launch.requeue import finish_attempt
@@ -25,6 +25,8 @@ from hpcddp.launch.scheduler import JobInfo
 from hpcddp.launch.stop_reason import StopReason
 from hpcddp.launch.watch.failure import failure_log
 from hpcddp.run_dir import RunDir
+
+ONE_STEP = {"train": {"max_steps": 1}}
 
 
 def decide(exit_code, events, budget, why=StopReason.UNKNOWN, *, terminated=False):
@@ -128,6 +130,17 @@ def test_a_job_that_slurm_ends_for_no_known_reason_is_not_revived(why, event):
     assert decide(75, saved, RequeueConfig(), why, terminated=True).event == event
 
 
+@pytest.mark.parametrize("code", [1, 75, 137])
+def test_what_a_lost_node_ends_where_slurm_may_not_requeue_goes_on_whatever_the_code(code):
+    decision = decide(
+        code, history("started"), RequeueConfig(), StopReason.NODE_FAILURE, terminated=True
+    )
+    assert (decision.event, decision.reason, decision.exit_code) == (
+        *("requeued", "node failure"),
+        75,
+    )
+
+
 @pytest.mark.parametrize("code", [1, 9, 137, 143])
 def test_what_slurm_requeues_by_itself_is_no_failure_whatever_the_code(code):
     decision = decide(code, history("submitted", "started"), RequeueConfig(), StopReason.REQUEUED)
@@ -189,8 +202,7 @@ def slurm_says(monkeypatch):
 @pytest.fixture
 def run_dir(tmp_path):
     run_dir = RunDir(tmp_path)
-    resolved = resolve([Layer("test", {"train": {"max_steps": 1}})])
-    run_dir.config.write_text(config_text(resolved))
+    run_dir.config.write_text(config_text(resolve([Layer("test", ONE_STEP)])))
     run_dir.attempt_logs(0).mkdir(parents=True)
     run_dir.append_event("submitted")
     run_dir.append_event("started")
@@ -356,17 +368,28 @@ def test_a_failure_behind_a_75_is_tried_again_by_the_last_act_and_not_by_the_scr
     assert run_dir.handled(0).exists()
 
 
+@pytest.fixture
+def accepted(run_dir, monkeypatch):
+    """Whether sbatch would accept the run's job without the nodes that are to be excluded."""
+    run_dir.script.write_text("#!/bin/sh\n")
+    accepted = [True]
+    monkeypatch.setattr(exclusion, "ask_sbatch", lambda *_: (accepted[0], ""))
+    return accepted
+
+
 @pytest.mark.parametrize(
-    ("exclude", "lost", "update"),
+    ("exclude", "lost", "accepts", "update"),
     [
-        (None, ["n2"], [["update", "jobid=7", "ExcNodeList=n2"]]),
-        ("n9", ["n2"], [["update", "jobid=7", "ExcNodeList=n9,n2"]]),
-        ("n9", [], []),
+        (None, ["n2"], True, [["update", "jobid=7", "ExcNodeList=n2"]]),
+        ("n9", ["n2"], True, [["update", "jobid=7", "ExcNodeList=n9,n2"]]),
+        ("n9", [], True, []),
+        (None, ["n2"], False, []),  # without it the job would wait for ever
     ],
 )
 def test_after_a_failure_a_lost_node_is_kept_from_the_next_attempt(
-    run_dir, monkeypatch, exclude, lost, update
+    run_dir, monkeypatch, accepted, exclude, lost, accepts, update
 ):
+    accepted[0] = accepts
     asked = []
     sbatch = {"exclude": exclude} if exclude else {}
     values = {
@@ -375,7 +398,7 @@ def test_after_a_failure_a_lost_node_is_kept_from_the_next_attempt(
         "resources": {"sbatch": sbatch},
     }
     run_dir.config.write_text(config_text(resolve([Layer("test", values)])))
-    monkeypatch.setattr(requeue, "lost_nodes", lambda hosts: lost)
+    monkeypatch.setattr(exclusion, "lost_nodes", lambda hosts: lost)
     monkeypatch.setattr(requeue.signal, "signal", lambda *_: None)
     monkeypatch.setattr(requeue, "_scontrol", lambda words: asked.append(words))
     finish_attempt(run_dir, 1, {"SLURM_JOB_ID": "7"})
@@ -410,6 +433,47 @@ def test_a_call_that_its_own_requeue_ended_is_not_made_twice(run_dir, monkeypatc
     assert [event["event"] for event in run_dir.read_events()].count("requeued") == 1
 
 
+@pytest.mark.parametrize("code", [75, 1])  # a stop, and a failure that may be tried again once
+def test_a_call_that_slurm_ended_before_it_heard_of_the_requeue_is_made_again(
+    run_dir, monkeypatch, slurm_says, code
+):
+    run_dir.config.write_text(
+        config_text(resolve([Layer("test", {"requeue": {"max_failures": 1}, **ONE_STEP})]))
+    )
+    asked = []
+    monkeypatch.setattr(requeue, "_scontrol", lambda words: asked.append(words))
+    finish_attempt(run_dir, code, FIRST)
+    slurm_says[0] = JobInfo("7", state="COMPLETING", restarts=0, end_time=9.0, preempt_time=9.0)
+    assert finish_attempt(run_dir, code, FIRST, terminated=True) == code
+    assert asked == [["requeue", "7"]] * 2
+    assert [e["event"] for e in run_dir.read_events()] == ["submitted", "started", "requeued"]
+
+
+def test_a_requeue_that_slurm_hears_after_the_call_for_it_was_ended_is_the_only_one(
+    run_dir, monkeypatch
+):
+    ended = JobInfo("7", state="COMPLETING", restarts=0, end_time=9.0, preempt_time=9.0)
+    says = [ended, dataclasses.replace(ended, restarts=1)]
+    monkeypatch.setattr(stop_reason, "show_job", lambda job_id: says.pop(0))
+    monkeypatch.setattr(requeue, "_scontrol", lambda words: "Job is pending execution for job 7")
+    monkeypatch.setattr(requeue, "send_anew", lambda *_: pytest.fail("sent anew"))
+    run_dir.append_event("requeued", attempt=0, reason="signalled", exit_code=75)
+    assert finish_attempt(run_dir, 75, FIRST, terminated=True) == 75
+    assert run_dir.read_events()[-1]["event"] == "requeued"
+
+
+def test_a_call_that_a_cancellation_ended_before_slurm_heard_of_the_requeue_says_so(
+    run_dir, monkeypatch, slurm_says
+):
+    asked = []
+    monkeypatch.setattr(requeue, "_scontrol", lambda words: asked.append(words))
+    finish_attempt(run_dir, 75, FIRST)
+    slurm_says[0] = JobInfo("7", state="COMPLETING", restarts=0)
+    finish_attempt(run_dir, 75, FIRST, terminated=True)
+    assert asked == [["requeue", "7"]]
+    assert [e["event"] for e in run_dir.read_events()][-2:] == ["requeued", "cancelled"]
+
+
 def test_a_cancellation_is_recorded_once(run_dir, slurm_says):
     slurm_says[0] = JobInfo("7", state="COMPLETING", restarts=0)
     environ = {"SLURM_JOB_ID": "7", "HPCDDP_ATTEMPT": "3"}
@@ -426,6 +490,25 @@ def test_a_copy_that_slurm_has_replaced_decides_nothing(run_dir, monkeypatch):
     before = run_dir.read_events()
     assert finish_attempt(run_dir, 75, {"SLURM_JOB_ID": "7", "HPCDDP_ATTEMPT": "3"}) == 75
     assert run_dir.read_events() == before
+
+
+def test_a_copy_of_a_job_that_its_user_has_replaced_by_another_decides_nothing(
+    run_dir, monkeypatch
+):
+    monkeypatch.setattr(requeue, "_scontrol", lambda words: pytest.fail(f"asked for {words}"))
+    run_dir.append_event("launched", attempt=0, job_id="7")
+    run_dir.append_event("submitted", job_id="8")
+    before = run_dir.read_events()
+    assert finish_attempt(run_dir, 75, FIRST) == 75
+    assert run_dir.read_events() == before
+
+
+def test_a_job_that_began_before_its_number_was_written_down_is_not_replaced(run_dir, monkeypatch):
+    monkeypatch.setattr(requeue, "_scontrol", lambda words: None)
+    run_dir.append_event("launched", attempt=0, job_id="7")
+    run_dir.append_event("submitted", job_id="7")
+    finish_attempt(run_dir, 75, FIRST)
+    assert run_dir.read_events()[-1]["event"] == "requeued"
 
 
 def test_another_element_of_the_array_does_not_replace_this_one(run_dir, monkeypatch):
@@ -530,6 +613,28 @@ def test_what_a_node_that_comes_back_may_have_aborted_goes_on_once(
     assert rules.decide(ending, events, RequeueConfig()).event == event
 
 
+@pytest.mark.parametrize(
+    ("before", "own", "event"),
+    [
+        (["started"], [], "requeued"),  # nobody has said how it ended
+        (["started", "requeued"], [], "failed"),
+        (["started", "failed"], [], "failed"),
+        (["started", {"event": "failed", "global_rank": 1}], [], "requeued"),  # one process
+        (["started"], ["launched"], "failed"),  # who has looked has found no lost node
+        ([], [], "failed"),
+    ],
+)
+def test_an_attempt_that_is_killed_before_it_can_look_for_a_lost_node_goes_on_once(
+    before, own, event
+):
+    events = [
+        {**(word if isinstance(word, dict) else {"event": word}), "attempt": attempt}
+        for attempt, words in enumerate((before, own))
+        for word in words
+    ]
+    assert rules.decide(Ending(137, 1), events, RequeueConfig()).event == event
+
+
 def test_attempts_whose_every_save_is_torn_are_bounded():
     events = []
     for attempt in range(4):
@@ -582,6 +687,62 @@ def test_the_code_of_the_task_that_failed_first_is_the_jobs(own_run):
     assert (event["event"], event["exit_code"]) == ("failed", 3)
     assert event["reason"] == "exit code 3 of tasks 0,2-3 on gpu-01"
     assert failure_log(own_run, own_run.read_events()) == str(own_run.rank_log(1, 0))
+
+
+NOT_REACHED = "srun: error: Task launch for StepId=7.0 failed on node n2: {}"
+
+
+@pytest.mark.parametrize(
+    ("why", "event", "excluded"),
+    [
+        ("Communication connection failure", "requeued", [["update", "jobid=7", "ExcNodeList=n2"]]),
+        ("Socket timed out on send/recv operation", "requeued", ...),
+        ("Slurmd could not execve job", "failed", []),
+    ],
+)
+def test_a_node_that_srun_does_not_reach_is_a_lost_one_and_kept_from_the_next_attempt(
+    own_run, run_dir, accepted, monkeypatch, why, event, excluded
+):
+    asked = []
+    monkeypatch.setattr(requeue, "_scontrol", lambda words: asked.append(words))
+    srun_said(own_run, 0, NOT_REACHED.format(why), "srun: error: n1: task 0: Killed")
+    finish_attempt(own_run, 233, FIRST)
+    told = own_run.read_events()[-1]
+    assert (told["event"], "node failure" in told["reason"]) == (event, event == "requeued")
+    assert excluded in (..., asked[1:])
+
+
+AWAY = "srun: error: Unable to confirm allocation for job 7: Unable to contact slurm controller"
+
+
+@pytest.mark.parametrize(
+    ("said", "launched", "event"),
+    [
+        (AWAY, False, "requeued"),
+        (AWAY, True, "failed"),  # an srun of somebody else
+        (AWAY.replace("Unable to contact slurm controller", "Invalid job id"), False, "failed"),
+    ],
+)
+def test_a_controller_that_is_away_when_srun_starts_costs_an_attempt(
+    own_run, run_dir, monkeypatch, slurm_says, naps, said, launched, event
+):
+    monkeypatch.setattr(requeue, "_scontrol", lambda words: None)
+    back, slurm_says[0] = slurm_says[0], SILENT
+    naps.calls = [lambda: slurm_says.insert(0, back)]
+    if launched:
+        own_run.append_event("launched", attempt=0)
+    srun_said(own_run, 0, said)
+    finish_attempt(own_run, 1, FIRST)
+    told = own_run.read_events()[-1]
+    assert (told["event"], naps.count) == (event, int(event == "requeued"))
+    assert ("away at the start" in told["reason"]) == (event == "requeued")
+
+
+def test_nodes_that_srun_never_reaches_end_the_run(own_run, run_dir):
+    lost = {"event": "requeued", "reason": "node failure", "time": 1.0}
+    events = [{**lost, "attempt": attempt} for attempt in range(2)]
+    ending = Ending(233, 2, StopReason.NODE_FAILURE, is_own_program=True)
+    assert rules.decide(ending, events, RequeueConfig()).event == "failed"
 
 
 def test_a_task_that_a_signal_ended_first_leaves_sruns_code(own_run):
@@ -668,6 +829,14 @@ def test_a_refused_requeue_is_told_on_a_full_disk(run_dir, monkeypatch, full_dis
     assert finish_attempt(run_dir, 75, FIRST) == 75
     assert "cannot requeue 7: no new job either" in capfd.readouterr().err
     assert run_dir.handled(0).exists()
+
+
+def test_a_controller_that_goes_away_before_it_takes_the_new_job_is_waited_for(run_dir, sent, naps):
+    sent.answer = SubmissionFailed(SILENT.reason)
+    naps.calls = [lambda: None, lambda: setattr(sent, "answer", "8")]
+    finish_attempt(run_dir, 75, FIRST)
+    event = run_dir.read_events()[-1]
+    assert (event["event"], event.get("job_id"), len(sent.options)) == ("submitted", "8", 3)
 
 
 def test_a_new_job_that_may_have_been_taken_is_no_refusal(run_dir, sent):

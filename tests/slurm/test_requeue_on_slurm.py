@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 
+import psutil
 import pytest
 from hpcddp_user import ROOT, SMALLEST, losses, processes_of
 from interruptions import kill_slurmd, start_slurmd
@@ -132,6 +133,23 @@ def test_a_run_that_is_preempted_with_its_own_signal_goes_on(
     assert restarts(cluster, job_id) == 1
 
 
+def test_a_run_that_is_preempted_before_slurm_hears_its_requeue_goes_on(
+    hpcddp, cluster, start, finish, tmp_path
+):
+    tools, asked = tmp_path / "tools", tmp_path / "asked"
+    tools.mkdir()
+    slow = f'[ "$1" = requeue ] && mkdir {asked} && sleep 60'
+    (tools / "scontrol").write_text(f'#!/bin/sh\n{slow}\nPATH="${{PATH#*:}}" exec scontrol "$@"\n')
+    (tools / "scontrol").chmod(0o755)
+    hpcddp.env["PATH"] = f"{tools}:{hpcddp.env['PATH']}"
+    job_id = start("resources.partition=preempt-cancel-nograce")
+    cluster.run(["scancel", "--signal=TERM", job_id])
+    cluster.wait_until(lambda: "" if asked.exists() else "no last act", 60)
+    cluster.preempt(job_id)
+    assert finish()["state"] == "finished"
+    assert restarts(cluster, job_id) == len(hpcddp.events("demo", "requeued")) == 1
+
+
 def test_without_grace_slurm_requeues_by_itself_and_only_once(hpcddp, cluster, start, finish):
     job_id = start("resources.partition=preempt-nograce")
     cluster.preempt(job_id)
@@ -207,6 +225,31 @@ def test_a_run_goes_on_after_a_node_failure(hpcddp, cluster, start, finish, is_b
     assert ends == ["daemon of its node restarted" if is_back else "node failure", "finished"]
 
 
+def test_a_node_that_is_lost_before_srun_reaches_it_costs_an_attempt(
+    hpcddp, cluster, finish, tmp_path
+):
+    """Only these two will do, so none is kept from the next attempt: that would never come."""
+    kill_slurmd(cluster, cluster.nodes[1])
+    only = f'resources.sbatch.nodelist="{",".join(cluster.nodes[:2])}"'
+    job_id = hpcddp.submit("demo", only, command=[*STOPS, str(tmp_path / "demo")])
+    assert hpcddp.wait_for_event("demo", "requeued", timeout=90)["reason"] == "node failure"
+    start_slurmd(cluster, cluster.nodes[1])
+    assert finish(starts=3)["attempts"][0]["end"] == "node failure"
+    assert cluster.show(job_id)["Restarts"] == "1"
+
+
+def test_where_requeueing_is_forbidden_a_run_goes_on_after_a_node_failure(
+    hpcddp, cluster, start, finish
+):
+    job_id = start(*FORBIDDEN)
+    batch_host = cluster.show(job_id)["BatchHost"]
+    node = next(host for host in hpcddp.events("demo", "started")[0]["hosts"] if host != batch_host)
+    kill_slurmd(cluster, node)
+    hpcddp.wait_for_event("demo", "requeued", timeout=200)
+    start_slurmd(cluster, node)
+    assert [attempt["end"] for attempt in finish()["attempts"]] == ["node failure", "finished"]
+
+
 def test_a_run_goes_on_once_where_its_step_is_aborted_after_a_node_failure(
     hpcddp, cluster, start, finish, tmp_path
 ):
@@ -233,6 +276,30 @@ def test_a_controller_that_is_away_at_the_last_act_is_waited_for(hpcddp, cluster
     assert hpcddp.wait_for_event("demo", "requeued", timeout=90)["exit_code"] == 75
     assert finish()["job_id"] == job_id
     assert restarts(cluster, job_id) == 1
+
+
+@pytest.mark.slow
+def test_a_controller_that_is_away_when_the_processes_are_to_start_costs_an_attempt(
+    hpcddp, cluster, finish, tmp_path
+):
+    tools, waits, is_away = tmp_path / "tools", tmp_path / "waits", tmp_path / "is-away"
+    tools.mkdir()
+    wait = f"touch {waits}; until [ -e {is_away} ]; do sleep 0.1; done"
+    (tools / "srun").write_text(f'#!/bin/sh\n{wait}\nPATH="${{PATH#*:}}" exec srun "$@"\n')
+    (tools / "srun").chmod(0o755)
+    hpcddp.env["PATH"] = f"{tools}:{hpcddp.env['PATH']}"
+    job_id = hpcddp.submit("demo", command=[*STOPS, str(tmp_path / "demo")])
+    cluster.wait_until(lambda: "" if waits.exists() else "not started", 60)
+    pid = int((cluster.state_dir / "slurmctld.pid").read_text())
+    os.kill(pid, signal.SIGTERM)
+    cluster.wait_until(lambda: "slurmctld lives" if psutil.pid_exists(pid) else "", 60)
+    is_away.touch()
+    log = hpcddp.run_dir("demo").batch_log
+    cluster.wait_until(lambda: "" if "Unable to" in log.read_text() else "srun still asks", 240)
+    controller = cluster.node_exec("login", ["slurmctld", "-f", cluster.conf])
+    assert controller.returncode == 0, controller.stderr
+    assert "away" in hpcddp.wait_for_event("demo", "requeued", timeout=90)["reason"]
+    assert finish(starts=2)["job_id"] == job_id
 
 
 def test_of_an_array_only_the_element_that_asked_comes_back(hpcddp, cluster, tmp_path):
