@@ -12,10 +12,14 @@ Row = Mapping[str, Any]
 
 _WIDEST, _TERMINAL, _NOTHING = 250, 80, "-"
 _LEGEND = (
-    "N: steps counted + left out at the beginning and after pauses. IQR: width of the middle half; "
-    "±: half of it. EXPOSED: communication that nothing hides, the wait for late processes in it, "
-    "and its share OF STEP. HIDDEN: the share of communication that is not exposed. NO SYNC: by "
-    "how much a step is shorter without any exchange, measured apart. CPU ms: of all processes."
+    "N: steps counted + left out at the beginning and after pauses. "
+    "IQR: width of the middle half; ±: half of it. "
+    "SPEED-UP: of images per second, round by round, and where it lies with 95 %. "
+    "EXPOSED: communication that nothing hides, the wait for late processes in it, and its share "
+    "OF STEP. "
+    "HIDDEN: the share of communication that is not exposed. "
+    "NO SYNC: by how much a step is shorter without any exchange, measured apart. "
+    "CPU ms: of all processes."
 )
 _LEGEND_OF_GPUS = (
     "GPU %: of the time that some kernel was on it; one that waits for another GPU counts, too."
@@ -110,6 +114,13 @@ def _times(ratio: float | None) -> str:
     return _NOTHING if ratio is None else f"{ratio:.2f}"
 
 
+def _speedup(row: Row) -> str:
+    """With its interval, which what it refers to and a single round have not."""
+    bounds = row["speedup_interval"]
+    between = f"{bounds[0]:.2f}-{bounds[1]:.2f}" if bounds and bounds[0] < bounds[1] else _NOTHING
+    return f"{_times(row['speedup'])} {between:>9}"
+
+
 def _memory(row: Row) -> str:
     peaks = row["memory_bytes_per_device"]
     return _NOTHING if not peaks else " ".join(f"{peak / _MIB:.0f}" for peak in peaks)
@@ -134,7 +145,7 @@ _SPEED = {
     "IQR": lambda row: _ms(row["step_s_iqr"]),
     "N": lambda row: f"{row['n']}+{row['discarded']}",
     "IMAGES/S": lambda row: f"{row['images_per_s']:.4g}",
-    "SPEED-UP": lambda row: _times(row["speedup"]),
+    "SPEED-UP    95 %": _speedup,
     "EFF": lambda row: _percent(row["efficiency"]),
 }
 _PARTS = {

@@ -7,6 +7,7 @@ from typing import Any
 from hpcddp.measure.blocks import Block, CellRecord
 from hpcddp.measure.cells import MODES, Cell
 from hpcddp.measure.scaling import (
+    Ratio,
     Serial,
     amdahl,
     efficiency,
@@ -99,8 +100,8 @@ def _without_sync(record: CellRecord) -> Row:
     if record.without_sync:
         alone = CellRecord(visits=record.without_sync)
         ratio = ratio_of(record.round_s, alone.round_s)
-        value = 1 - ratio.value
-        between = [1 - ratio.high, 1 - ratio.low] if math.isfinite(ratio.high) else None
+        value, bounds = 1 - ratio.value, _interval(ratio)
+        between = bounds and [1 - bounds[1], 1 - bounds[0]]
     return {"no_sync_exposed_fraction": value, "no_sync_exposed_interval": between}
 
 
@@ -132,7 +133,10 @@ def _utilisation(record: CellRecord) -> list[float] | None:
 
 
 def with_speedups(rows: Sequence[Row], base: Row, *, is_weak: bool) -> list[Row]:
-    """The rows with speed-up and efficiency relative to `base`, and with Karp-Flatt's fraction."""
+    """The rows with speed-up and efficiency relative to `base`, and with Karp-Flatt's fraction.
+
+    Speed-ups are formed round by round: they need not be the ratio of `images_per_s`.
+    """
     fractions = [None if is_weak or row["setting"] else _karp_flatt(row, rows) for row in rows]
     return [
         row | _relative(row, base) | {"karp_flatt": fraction}
@@ -141,9 +145,27 @@ def with_speedups(rows: Sequence[Row], base: Row, *, is_weak: bool) -> list[Row]
 
 
 def _relative(row: Row, base: Row) -> Row:
-    speedup = row["images_per_s"] / base["images_per_s"]
+    speedup = throughput_ratio(base, row)
     n = row["devices"] / base["devices"]
-    return {"speedup": speedup, "efficiency": None if row["setting"] else efficiency(speedup, n)}
+    return {
+        "speedup": speedup.value,
+        "speedup_interval": _interval(speedup),
+        "efficiency": None if row["setting"] else efficiency(speedup.value, n),
+    }
+
+
+def throughput_ratio(first: Row, second: Row) -> Ratio:
+    """Images per second round by round, second / first."""
+    return ratio_of(
+        *(
+            [row["global_batch"] / seconds for seconds in row["round_s_medians"]]
+            for row in (first, second)
+        )
+    )
+
+
+def _interval(ratio: Ratio) -> list[float] | None:
+    return [ratio.low, ratio.high] if math.isfinite(ratio.high) else None
 
 
 def _karp_flatt(row: Row, rows: Sequence[Row]) -> float | None:
@@ -155,7 +177,7 @@ def _own_speedup(row: Row, rows: Sequence[Row]) -> float | None:
     """Against the same mode on one device: what serial fractions are about. None without such."""
     for one in rows:
         if (one["mode"], one["devices"], one["setting"]) == (row["mode"], 1, {}):
-            return row["images_per_s"] / one["images_per_s"]
+            return throughput_ratio(one, row).value
     return None
 
 

@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hpcddp.measure.comparison import throughput_ratio
 from hpcddp.measure.evidence import (
     Circumstances,
     Row,
@@ -115,7 +116,7 @@ def _dp_against_ddp(dp: Row, ddp: Row, rows: Sequence[Row], where: Circumstances
 
 
 def _many_against_one(most: Row, one: Row, where: Circumstances) -> Verdict:
-    ratio = _throughput_ratio(one, most)
+    ratio = throughput_ratio(one, most)
     place = f"{most['mode']} on {devices_words(most)}"
     if _is_noise(ratio):
         words = f"{place} and {devices_words(one)} {_alike(ratio)}: within noise."
@@ -228,11 +229,3 @@ def _is_clear(ratio: Ratio) -> bool:
 def _alike(ratio: Ratio) -> str:
     """Two things between which no difference was found: because there is none, or for noise."""
     return "are equally fast" if _is_clear(ratio) else "cannot be told apart"
-
-
-def _throughput_ratio(first: Row, second: Row) -> Ratio:
-    """Images per second, second / first."""
-    return ratio_of(
-        [first["global_batch"] / seconds for seconds in first["round_s_medians"]],
-        [second["global_batch"] / seconds for seconds in second["round_s_medians"]],
-    )

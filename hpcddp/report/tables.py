@@ -99,6 +99,13 @@ def _left_out(row: Row) -> str:
     return said if not between else f"{said} ({' to '.join(map(percent_text, between))})"
 
 
+def _speedup(row: Row) -> str:
+    """With the bounds of its 95 % interval."""
+    said = shown(row.get("speedup"), number_text)
+    between = row.get("speedup_interval")
+    return said if not between else f"{said} ({' to '.join(map(number_text, between))})"
+
+
 def _has_several(row: Row) -> bool:
     return row["devices"] > 1
 
@@ -127,7 +134,7 @@ _COLUMNS: dict[str, dict[str, Cell]] = {
         "95 % of steps below": _value("step_s_p95", time_text),
         "interquartile range": _value("step_s_iqr", time_text),
         "images/s": _value("images_per_s", number_text),
-        "speed-up": _value("speedup", number_text),
+        "speed-up": _speedup,
         "efficiency": _value_if(_is_scaling, "efficiency", percent_text),
         "Karp-Flatt": _value_if(
             lambda row: _is_scaling(row) and _has_several(row), "karp_flatt", percent_text

@@ -17,6 +17,7 @@ def row(mode, devices, **more):
         "step_s_iqr": 0.01,
         "images_per_s": 123456.7,
         "speedup": 1.5,
+        "speedup_interval": [1.381, 1.629],
         "efficiency": 0.75,
         "karp_flatt": 0.333 if devices > 1 else None,
         "phases": {"comm_s": 0.05, "exposed_comm_s": 0.01},
@@ -60,9 +61,11 @@ def columns(text, figure="IMAGES/S"):
 
 
 def test_figures_are_whole_and_columns_without_any_are_left_out():
-    text = compare_text(document(row("single", 1), row("dp", 4)))
+    text = compare_text(document(row("single", 1, speedup_interval=[1.0, 1.0]), row("dp", 4)))
     header, rows = columns(text)
+    assert rows[0][-4:] == ["1.50", "-", "75", "%"]
     assert rows[1][:6] == ["dp", "4", "123.5", "200.0", "10.0", "50+5"]
+    assert rows[1][-4:] == ["1.50", "1.38-1.63", "75", "%"]
     header, rows = columns(text, "EXPOSED ms")
     assert rows[1][:6] == ["dp", "4", "50.0", "±12", "10.0", "±1.5"]
     assert "300.0" in rows[1]  # CPU ms of both processes

@@ -18,7 +18,14 @@ BUCKET = {"index": 0, "bytes": 8, "ready_s": 0.1, "start_s": 0.1, "end_s": 0.3}
 # What others read: the report's page and programs that use --json.
 ROW_KEYS = {
     *("mode", "devices", "setting", "n", "discarded", "step_s_median", "step_s_p95", "step_s_iqr"),
-    *("images_per_s", "speedup", "efficiency", "comm_fraction", "exposed_comm_fraction"),
+    *(
+        "images_per_s",
+        "speedup",
+        "speedup_interval",
+        "efficiency",
+        "comm_fraction",
+        "exposed_comm_fraction",
+    ),
     *("exposed_comm_s_per_process", "no_sync_exposed_interval", "phases_iqr"),
     *("overlap_ratio", "no_sync_exposed_fraction", "memory_bytes_per_device", "memory_imbalance"),
     *("cpu_s_per_step_per_process", "gpu_utilisation", "karp_flatt", "phases"),
@@ -66,7 +73,9 @@ def two_processes():
 
 def test_a_row_by_hand():
     row = row_of(Cell("ddp", 2), two_processes(), 10)
-    assert row_keys_missing(row) == {"speedup", "efficiency", "karp_flatt"}  # they need others
+    assert row_keys_missing(row) == {
+        *("speedup", "speedup_interval", "efficiency", "karp_flatt")
+    }  # they need others
     # the slower process counts: 1.1, 2.0 and 3.0, 4.4
     assert (row["n"], row["discarded"]) == (4, 3 + 2 + 2)  # warm-up, with and without exchange
     assert row["round_s_medians"] == pytest.approx([1.55, 3.7])
@@ -143,6 +152,29 @@ def test_speed_ups_refer_to_one_device():
     assert rows["dp", 2]["speedup"] == pytest.approx(1.25)
     assert rows["dp", 2]["efficiency"] == pytest.approx(0.625)
     assert rows["ddp", 4]["speedup"] == pytest.approx(2.5)
+
+
+def test_what_disturbs_a_round_disturbs_no_speed_up():
+    """Of two devices that are twice as fast in every round of a machine that gets slower."""
+    one, two = (
+        CellRecord(visits=[[block(n * seconds)] for n in (1, 1, 3, 4, 5)]) for seconds in (1.0, 0.5)
+    )
+    two.visits[1] = [block(0.4)]
+    rows = [row_of(Cell("ddp", n), record, 64) for n, record in ((1, one), (2, two))]
+    rows[1] |= {"images_per_s": 1.0}  # of all steps, so that it is nobody's business
+    finished = keyed(rows)["ddp", 2]
+    assert finished["speedup"] == pytest.approx(2 * 1.25**0.2)
+    assert finished["efficiency"] == pytest.approx(1.25**0.2)
+    assert finished["karp_flatt"] == pytest.approx(2 / finished["speedup"] - 1)
+    low, high = finished["speedup_interval"]
+    assert 1.8 < low < finished["speedup"] < high < 2.4
+    assert keyed(rows)["ddp", 1]["speedup_interval"] == [1.0, 1.0]
+
+
+def test_the_speed_up_of_one_round_has_no_interval():
+    record = CellRecord(visits=[[block(1.0)]])
+    [row] = with_speedups([base := row_of(Cell("ddp", 1), record, 4)], base, is_weak=False)
+    assert (row["speedup"], row["speedup_interval"]) == (1.0, None)
 
 
 def test_serial_fractions_refer_to_the_same_mode_on_one_device():

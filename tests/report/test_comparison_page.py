@@ -65,6 +65,11 @@ def test_every_row_is_in_the_tables_with_its_counts(page, document):
     assert cells(text, "Part of the work that does not scale")[2] == ["ddp", "9.0 %", "0.02"]
 
 
+def test_a_speed_up_has_its_interval(page, document):
+    document["rows"][-1]["speedup_interval"] = [3.1234, 3.3]
+    assert cells(page(), "Speed")[-1][6] == "3.2 (3.12 to 3.3)"
+
+
 def test_what_dp_copies_is_shown_and_told_from_what_ddp_reduces(page, document):
     for row, number in zip(document["rows"][1:3], (3 << 20, 0), strict=True):
         row["comm_bytes_per_step"] = number
