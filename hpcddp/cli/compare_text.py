@@ -176,6 +176,8 @@ def _footnotes(document: Mapping[str, Any]) -> list[str]:
             f"serial fraction of {mode} ({law}): {serial['serial_fraction']:.2f}, "
             f"misses by {serial['residual']:.2f}{each}"
         )
+    if fitted:
+        said.append("Serial fractions are against the mean of all modes on one device.")
     if any(len(_karp_flatts(rows, mode)) > 1 for mode in fitted):
         said += textwrap.wrap(_LEGEND_OF_POINTS, _TERMINAL)
     if any(serial["serial_fraction"] > 1 for serial in fitted.values()):

@@ -169,16 +169,22 @@ def _interval(ratio: Ratio) -> list[float] | None:
 
 
 def _karp_flatt(row: Row, rows: Sequence[Row]) -> float | None:
-    speedup = _own_speedup(row, rows)
+    speedup = _against_one_device(row, rows)
     return None if speedup is None else karp_flatt(speedup, row["devices"])
 
 
-def _own_speedup(row: Row, rows: Sequence[Row]) -> float | None:
-    """Against the same mode on one device: what serial fractions are about. None without such."""
-    for one in rows:
-        if (one["mode"], one["devices"], one["setting"]) == (row["mode"], 1, {}):
-            return throughput_ratio(one, row).value
-    return None
+def _against_one_device(row: Row, rows: Sequence[Row]) -> float | None:
+    """The speed-up that serial fractions are about; None where nothing was measured on one device.
+
+    There all modes compute the same: the geometric mean of them all, round by round, is known
+    better than any one, and two modes do not differ by what disturbed their one device.
+    """
+    ones = [each for each in rows if each["devices"] == 1 and not each["setting"]]
+    if not ones:
+        return None
+    rounds = zip(*(each["round_s_medians"] for each in ones), strict=True)
+    means = [math.prod(seconds) ** (1 / len(ones)) for seconds in rounds]
+    return throughput_ratio(ones[0] | {"round_s_medians": means}, row).value
 
 
 def base_of(rows: Sequence[Row], configured: Mapping[str, Any]) -> Row:
@@ -195,12 +201,12 @@ def base_of(rows: Sequence[Row], configured: Mapping[str, Any]) -> Row:
 def serial_fractions(rows: Sequence[Row], *, is_weak: bool) -> dict[str, Row]:
     """Per mode Amdahl's serial fraction, or Gustafson's for weak scaling.
 
-    None of a mode that was not measured on one device: no formula knows what to compare it with.
+    None where nothing was measured on one device: no formula knows what to compare with.
     """
     fitted: dict[str, Row] = {}
     for mode in MODES:
         own = [row for row in rows if row["mode"] == mode and not row["setting"]]
-        points = {row["devices"]: _own_speedup(row, rows) for row in own}
+        points = {row["devices"]: _against_one_device(row, rows) for row in own}
         known = {n: speedup for n, speedup in points.items() if speedup is not None}
         serial = (gustafson if is_weak else amdahl)(known)
         if serial is not None:

@@ -88,6 +88,7 @@ def test_dp_verdict_and_what_is_missing_are_said():
         "dp: DataParallel algorithm on CPU threads",
         "Words. Confidence: low.\n  - why\nNot measured here:\n  - memory",
         "dp (Amdahl): 0.25, misses by 0.01; point by point (Karp-Flatt) 0.33 at 4",
+        "Serial fractions are against the mean of all modes on one device.",
         "global batch 64 (the same global batch)",
         "1 x 8 CPUs (A processor), gloo",
     ):
@@ -106,7 +107,9 @@ def test_weak_scaling_has_its_own_law():
 def test_a_sweep_names_settings_in_the_place_of_modes(mib):
     swept = row("ddp", 2, setting={"ddp.bucket_cap_mib": mib}, efficiency=None)
     for figure in ("IMAGES/S", "EXPOSED ms"):
-        header, rows = columns(compare_text(document(swept, amdahl={})), figure)
+        text = compare_text(document(swept, amdahl={}))
+        assert "erial fraction" not in text
+        header, rows = columns(text, figure)
         assert header[0] == "SETTING"
         assert rows[0][0] == f"bucket_cap_mib={mib}"
         assert "EFF" not in header

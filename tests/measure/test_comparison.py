@@ -177,20 +177,17 @@ def test_the_speed_up_of_one_round_has_no_interval():
     assert (row["speedup"], row["speedup_interval"]) == (1.0, None)
 
 
-def test_serial_fractions_refer_to_the_same_mode_on_one_device():
-    measured = [
-        ("single", 1, 1.0),
-        ("dp", 2, 0.8),
-        ("ddp", 1, 1.2),
-        ("ddp", 2, 0.6),
-        ("ddp", 4, 0.6),
-    ]
-    rows = keyed(rows_of(*measured))
+def test_serial_fractions_refer_to_all_that_was_measured_on_one_device():
+    """All of it is the same computation: what it differs by is noise, and no mode's own."""
+    measured = [("single", 1, 1.2**0.5), ("dp", 2, 0.72), ("ddp", 2, 0.6), ("ddp", 4, 0.6)]
+    rows = keyed(rows_of(*measured, ("ddp", 1, 1.2**1.5)))  # 1.2 in the geometric mean
     assert rows["ddp", 2]["karp_flatt"] == pytest.approx(0)
     assert rows["ddp", 4]["karp_flatt"] == pytest.approx((1 / 2 - 1 / 4) / (1 - 1 / 4))
-    assert rows["dp", 2]["karp_flatt"] is None  # how fast dp is on one nobody has measured
+    assert rows["dp", 2]["karp_flatt"] == pytest.approx((0.6 - 1 / 2) / (1 - 1 / 2))
+    assert rows["dp", 2]["speedup"] == pytest.approx(1.2**0.5 / 0.72)  # of single alone
     fitted = serial_fractions([*rows.values()], is_weak=False)
-    assert set(fitted) == {"ddp"}
+    assert set(fitted) == {"dp", "ddp"}
+    assert fitted["dp"]["serial_fraction"] == pytest.approx(0.2)
     assert fitted["ddp"]["serial_fraction"] == pytest.approx((1 / 4 * 3 / 4) / (1 / 4 + 9 / 16))
 
 
