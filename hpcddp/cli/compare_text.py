@@ -18,7 +18,8 @@ _LEGEND = (
     "EXPOSED: communication that nothing hides, the wait for late processes in it, and its share "
     "OF STEP. "
     "HIDDEN: the share of communication that is not exposed. "
-    "NO SYNC: by how much a step is shorter without any exchange, measured apart. "
+    "NO SYNC: by how much a step is shorter without any exchange, measured apart; with what hidden "
+    "communication takes from backward. "
     "CPU ms: of all processes."
 )
 _LEGEND_OF_GPUS = (

@@ -9,6 +9,7 @@ from hpcddp.measure.scaling import Ratio, ratio_of
 from hpcddp.phases import COMM_PARTS
 
 Row = Mapping[str, Any]
+SMALLEST = 0.03  # a smaller difference is nobody's reason to change anything
 _MUCH = 0.10  # of a step
 _UNEVEN_MEMORY = 1.2
 _UNEVEN_USE = 0.2
@@ -49,7 +50,13 @@ def more_words(rows: Sequence[Row], shown: Sequence[Row]) -> list[str]:
 
 
 def _row_words(row: Row) -> tuple[str, ...]:
-    return (_data_words(row), _memory_words(row), _use_words(row), late_words(row))
+    return (
+        _data_words(row),
+        _memory_words(row),
+        _use_words(row),
+        late_words(row),
+        hidden_cost_words(row),
+    )
 
 
 def _data_words(row: Row) -> str:
@@ -81,6 +88,17 @@ def late_words(row: Row) -> str:
     return (
         f"process {late} of {len(waits)} comes late: it waits {ms(waits[late])} of a step for the "
         f"others, which wait up to {ms(max(waits))}"
+    )
+
+
+def hidden_cost_words(row: Row) -> str:
+    """That communication takes cores, or SMs and memory, from the backward pass that hides it."""
+    exposed, between = row.get("exposed_comm_fraction"), row.get("no_sync_exposed_interval")
+    if exposed is None or between is None or between[0] <= exposed + SMALLEST:
+        return ""
+    return (
+        f"{row['mode']}'s exchange costs at least {_percent(between[0])} of the step, of which "
+        f"{_percent(exposed)} are exposed: what is hidden slows the backward pass beside it"
     )
 
 

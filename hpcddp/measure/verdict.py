@@ -10,12 +10,14 @@ from dataclasses import dataclass
 
 from hpcddp.measure.comparison import throughput_ratio
 from hpcddp.measure.evidence import (
+    SMALLEST,
     Circumstances,
     Row,
     cap_words,
     communication_words,
     control_of,
     devices_words,
+    hidden_cost_words,
     late_words,
     more_words,
     ratio_words,
@@ -26,7 +28,6 @@ from hpcddp.measure.evidence import (
 from hpcddp.measure.scaling import Ratio, ratio_of
 from hpcddp.phases import DP_ON_CPU
 
-SMALLEST = 0.03  # a smaller difference is nobody's reason to change anything
 _TIGHT = 0.05
 _FEW_ROUNDS, _MANY_ROUNDS = 3, 5
 _LOOK = "`nvidia-smi topo -m` and `python -m hpcddp bench allreduce` show it."
@@ -161,14 +162,14 @@ def verdict_of_sweep(
     else:
         words = f"{fastest} is {ratio.value:.2f} times as fast as {own}."
     evidence += [ratio_words(f"{own} / {fastest}", ratio, base)]
-    evidence += [*_wrong_number(rows), cap_words(rows), *_late(rows)]
+    evidence += [*_wrong_number(rows), cap_words(rows), *_setting_by_setting(rows)]
     rounds = len(base["round_s_medians"])
     return _judged(words, ratio, evidence, (), where, rounds=rounds)
 
 
-def _late(rows: Sequence[Row]) -> list[str]:
-    """Who keeps the others waiting, setting by setting."""
-    said = [(row, late_words(row)) for row in rows]
+def _setting_by_setting(rows: Sequence[Row]) -> list[str]:
+    """Who keeps the others waiting, and what hidden communication costs."""
+    said = [(row, words) for row in rows for words in (late_words(row), hidden_cost_words(row))]
     return [f"{setting_words(row)}: {words}" for row, words in said if words]
 
 
@@ -184,7 +185,7 @@ def _wrong_number(rows: Sequence[Row]) -> list[str]:
         return []
     return [
         f"{setting_words(least)} has the least communication in all and is not the fastest: only "
-        "what is exposed costs time"
+        "what is exposed is waited for"
     ]
 
 

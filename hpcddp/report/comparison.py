@@ -90,8 +90,8 @@ def _throughput(rows: Sequence[Row], document: Row) -> Drawing:
 
 def _sweep(rows: Sequence[Row]) -> Drawing:
     said = (
-        "Communication beside the backward pass costs nothing; only what is exposed makes the step "
-        f"longer. Medians; {_SPREAD}. {counts_text(rows)}."
+        "The step waits only for what is exposed; the rest may slow the backward pass beside it, "
+        f"which the step without any exchange shows. Medians; {_SPREAD}. {counts_text(rows)}."
     )
     return _drawing("sweep", "Step and communication by setting", 4.4, said,
                     lambda figure: paint_sweep(figure, rows))  # fmt: skip
