@@ -1,5 +1,6 @@
 """What a comparison's rows show, as words of its verdict's evidence. Pure; judges nothing."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,12 +29,10 @@ class Circumstances:
 
 
 def control_of(rows: Sequence[Row]) -> Ratio | None:
-    """On one device all modes compute the same: slowest over fastest."""
-    same = [row for row in rows if row["devices"] == 1]
-    if len(same) < 2:
-        return None
-    ordered = sorted(same, key=lambda row: row["step_s_median"])
-    return ratio_of(ordered[0]["round_s_medians"], ordered[-1]["round_s_medians"])
+    """On one device all modes compute the same: slowest over fastest, round by round."""
+    same = [row["round_s_medians"] for row in rows if row["devices"] == 1]
+    ordered = sorted(same, key=lambda seconds: math.fsum(map(math.log, seconds)))
+    return ratio_of(ordered[0], ordered[-1]) if len(same) > 1 else None
 
 
 def more_words(rows: Sequence[Row], shown: Sequence[Row]) -> list[str]:

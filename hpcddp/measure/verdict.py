@@ -206,7 +206,7 @@ def _judged(
         counted = f"{rounds} round{'s' if rounds > 1 else ''}"
         doubts.append(f"only {counted}: chance cannot be told from a difference")
     control = control_of(rows)
-    if control is not None and abs(control.value - 1) > max(SMALLEST, abs(ratio.value - 1)):
+    if control is not None and control.value > max(1 + SMALLEST, ratio.value, 1 / ratio.value):
         doubts.append("what is the same computation on one device differs by more than the modes")
     if doubts or (_is_noise(ratio) and not _is_clear(ratio)):
         confidence = "low"
