@@ -75,7 +75,7 @@ def _verdict_of(rows: Sequence[Row], where: Circumstances) -> Verdict:
     one = min(rows, key=lambda row: row["devices"])
     if most["devices"] == one["devices"]:
         return _nothing_to_compare(rows)
-    return _many_against_one(most, one, where)
+    return _many_against_one(most, one, rows, where)
 
 
 def _nothing_to_compare(rows: Sequence[Row]) -> Verdict:
@@ -116,7 +116,7 @@ def _dp_against_ddp(dp: Row, ddp: Row, rows: Sequence[Row], where: Circumstances
     return _judged(words, ratio, evidence, rows, where, rounds=len(dp["round_s_medians"]))
 
 
-def _many_against_one(most: Row, one: Row, where: Circumstances) -> Verdict:
+def _many_against_one(most: Row, one: Row, rows: Sequence[Row], where: Circumstances) -> Verdict:
     ratio = throughput_ratio(one, most)
     place = f"{most['mode']} on {devices_words(most)}"
     if _is_noise(ratio):
@@ -135,9 +135,9 @@ def _many_against_one(most: Row, one: Row, where: Circumstances) -> Verdict:
         f"step: {one['mode']} {time_words(one)}, {most['mode']} {time_words(most)}",
         ratio_words("images/s", ratio, most),
         communication_words(most, where),
-        *more_words((most, one), (most,)),
+        *more_words(rows, (most,)),
     ]
-    return _judged(words, ratio, evidence, (most, one), where, rounds=len(most["round_s_medians"]))
+    return _judged(words, ratio, evidence, rows, where, rounds=len(most["round_s_medians"]))
 
 
 def verdict_of_sweep(
