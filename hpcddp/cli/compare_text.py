@@ -14,7 +14,7 @@ _WIDEST, _TERMINAL, _NOTHING = 250, 80, "-"
 _LEGEND = (
     "N: steps counted + left out at the beginning and after pauses. "
     "IQR: width of the middle half; ±: half of it. "
-    "SPEED-UP: of images per second, round by round, and where it lies with 95 %. "
+    "SPEED-UP: of images per second against {base}, round by round, and where it lies with 95 %. "
     "EXPOSED: communication that nothing hides, the wait for late processes in it, and its share "
     "OF STEP. "
     "HIDDEN: the share of communication that is not exposed. "
@@ -163,7 +163,7 @@ _PARTS = {
 
 def _footnotes(document: Mapping[str, Any]) -> list[str]:
     rows = document["rows"]
-    said = [*textwrap.wrap(_LEGEND, _TERMINAL)]
+    said = [*textwrap.wrap(_LEGEND.format(base=_base(rows)), _TERMINAL)]
     if any(row["gpu_utilisation"] for row in rows):
         said += textwrap.wrap(_LEGEND_OF_GPUS, _TERMINAL)
     if any(row["mode"] == "dp" for row in rows):
@@ -184,6 +184,12 @@ def _footnotes(document: Mapping[str, Any]) -> list[str]:
     if any(serial["serial_fraction"] > 1 for serial in fitted.values()):
         said.append("A serial fraction above 1: more devices are slower than one.")
     return said
+
+
+def _base(rows: Sequence[Row]) -> str:
+    """What speed-ups refer to."""
+    [base] = [row for row in rows if row["is_base"]]
+    return _setting(base) if base["setting"] else f"{base['mode']} on {base['devices']}"
 
 
 def _karp_flatts(rows: Sequence[Row], mode: str) -> list[str]:

@@ -135,7 +135,8 @@ def _utilisation(record: CellRecord) -> list[float] | None:
 def with_speedups(rows: Sequence[Row], base: Row, *, is_weak: bool) -> list[Row]:
     """The rows with speed-up and efficiency relative to `base`, and with Karp-Flatt's fraction.
 
-    Speed-ups are formed round by round: they need not be the ratio of `images_per_s`.
+    Speed-ups are formed round by round: they need not be the ratio of `images_per_s`. `is_base`
+    marks the row that they refer to.
     """
     fractions = [None if is_weak or row["setting"] else _karp_flatt(row, rows) for row in rows]
     return [
@@ -151,6 +152,7 @@ def _relative(row: Row, base: Row) -> Row:
         "speedup": speedup.value,
         "speedup_interval": _interval(speedup),
         "efficiency": None if row["setting"] else efficiency(speedup.value, n),
+        "is_base": row is base,
     }
 
 

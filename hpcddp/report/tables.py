@@ -11,12 +11,14 @@ from hpcddp.report.values import (
     mode_text,
     number_text,
     percent_text,
+    place_text,
     setting_text,
     shown,
     time_text,
 )
 
 Cell = Callable[[Row], str]
+_SPEED = "Speed"
 _NOTHING = "-"  # where there is nothing that could have been measured
 
 
@@ -37,8 +39,10 @@ def comparison_tables(document: Row) -> list[Table]:
     who["devices"] = lambda row: str(row["devices"])
     if swept:
         who["setting"] = lambda row: setting_text(row) or "as configured"
+    bases = [f" (against {place_text(row, document)})" for row in rows if row.get("is_base")]
     tables = [
-        _table(caption, rows, who | columns | _COUNTS) for caption, columns in _COLUMNS.items()
+        _table("".join([caption, *bases * (caption == _SPEED)]), rows, who | columns | _COUNTS)
+        for caption, columns in _COLUMNS.items()
     ]
     return [*tables, *_serial_fractions(document)]
 
@@ -129,7 +133,7 @@ _COUNTS: dict[str, Cell] = {
     "discarded": _value("discarded", str),
 }
 _COLUMNS: dict[str, dict[str, Cell]] = {
-    "Speed": {
+    _SPEED: {
         "step, median": _value("step_s_median", time_text),
         "95 % of steps below": _value("step_s_p95", time_text),
         "interquartile range": _value("step_s_iqr", time_text),

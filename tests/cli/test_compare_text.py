@@ -18,6 +18,7 @@ def row(mode, devices, **more):
         "images_per_s": 123456.7,
         "speedup": 1.5,
         "speedup_interval": [1.381, 1.629],
+        "is_base": False,
         "efficiency": 0.75,
         "karp_flatt": 0.333 if devices > 1 else None,
         "phases": {"comm_s": 0.05, "exposed_comm_s": 0.01},
@@ -32,7 +33,8 @@ def row(mode, devices, **more):
     }
 
 
-def document(*rows, **more):
+def document(first, *others, **more):
+    rows = [first | {"is_base": True}, *others]
     return {
         "title": "DataParallel against DDP",
         "machine": {"hosts": ["n1"], "cpus": 8, "processor": "A processor", "gpus": []},
@@ -45,7 +47,7 @@ def document(*rows, **more):
         "strong": True,
         "backend": "gloo",
         "label_of_dp": "DataParallel algorithm on CPU threads",
-        "rows": list(rows),
+        "rows": rows,
         "amdahl": {"dp": {"serial_fraction": 0.25, "residual": 0.01}},
         "verdict": {"words": "Words.", "confidence": "low", "evidence": ["why"]},
         "not_measured": ["memory"],
@@ -94,6 +96,14 @@ def test_dp_verdict_and_what_is_missing_are_said():
     ):
         assert said in text
     assert "dp:" not in compare_text(document(row("single", 1), row("ddp", 4)))
+
+
+def test_what_speed_ups_refer_to_is_named():
+    text = " ".join(compare_text(document(row("dp", 2), row("dp", 4))).split())
+    assert "SPEED-UP: of images per second against dp on 2, round by round" in text
+    settings = [row("ddp", 2, setting={"ddp.bucket_cap_mib": mib}) for mib in (25, 50)]
+    text = " ".join(compare_text(document(*settings, amdahl={})).split())
+    assert "against bucket_cap_mib=25, round by round" in text
 
 
 def test_weak_scaling_has_its_own_law():

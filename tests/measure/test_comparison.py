@@ -22,6 +22,7 @@ ROW_KEYS = {
         "images_per_s",
         "speedup",
         "speedup_interval",
+        "is_base",
         "efficiency",
         "comm_fraction",
         "exposed_comm_fraction",
@@ -74,7 +75,7 @@ def two_processes():
 def test_a_row_by_hand():
     row = row_of(Cell("ddp", 2), two_processes(), 10)
     assert row_keys_missing(row) == {
-        *("speedup", "speedup_interval", "efficiency", "karp_flatt")
+        *("speedup", "speedup_interval", "is_base", "efficiency", "karp_flatt")
     }  # they need others
     # the slower process counts: 1.1, 2.0 and 3.0, 4.4
     assert (row["n"], row["discarded"]) == (4, 3 + 2 + 2)  # warm-up, with and without exchange
@@ -194,6 +195,7 @@ def test_serial_fractions_refer_to_all_that_was_measured_on_one_device():
 def test_without_one_device_the_smallest_number_is_the_measure():
     rows = keyed(rows_of(("ddp", 2, 1.0), ("ddp", 8, 0.5)))
     assert rows["ddp", 8]["speedup"] == 2.0
+    assert [place for place, row in rows.items() if row["is_base"]] == [("ddp", 2)]
     assert rows["ddp", 8]["efficiency"] == 0.5
     assert rows["ddp", 8]["karp_flatt"] is None
     assert serial_fractions([*rows.values()], is_weak=False) == {}
@@ -215,6 +217,7 @@ def test_of_a_sweep_the_value_that_the_run_has_is_the_measure():
     base = base_of(rows, {"ddp.bucket_cap_mib": 2})
     finished = with_speedups(rows, base, is_weak=False)
     assert [row["speedup"] for row in finished] == pytest.approx([0.5, 1.0, 2.0])
+    assert [row["is_base"] for row in finished] == [False, True, False]
     assert {row["efficiency"] for row in finished} == {None}
     assert base_of(rows, {"ddp.bucket_cap_mib": 25}) is rows[0]
 

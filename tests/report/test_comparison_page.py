@@ -70,6 +70,12 @@ def test_a_speed_up_has_its_interval(page, document):
     assert cells(page(), "Speed")[-1][6] == "3.2 (3.12 to 3.3)"
 
 
+def test_what_speed_ups_refer_to_is_named(page, document):
+    assert "<h2>Speed</h2>" in page()
+    document["rows"][1]["is_base"] = True
+    assert f"<h2>Speed (against dp: {ON_CPU}, 2 devices)</h2>" in page()
+
+
 def test_what_dp_copies_is_shown_and_told_from_what_ddp_reduces(page, document):
     for row, number in zip(document["rows"][1:3], (3 << 20, 0), strict=True):
         row["comm_bytes_per_step"] = number
