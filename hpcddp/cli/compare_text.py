@@ -168,22 +168,33 @@ def _footnotes(document: Mapping[str, Any]) -> list[str]:
         said += textwrap.wrap(_LEGEND_OF_GPUS, _TERMINAL)
     if any(row["mode"] == "dp" for row in rows):
         said.append(f"dp: {document['label_of_dp']}")
+    return [*said, *_serial_notes(document)]
+
+
+def _serial_notes(document: Mapping[str, Any]) -> list[str]:
+    rows = document["rows"]
     fitted = {**document.get("amdahl", {}), **document.get("gustafson", {})}
-    law = "Amdahl" if document["strong"] else "Gustafson"
+    if not fitted:
+        return []
+    said = []
     for mode, serial in fitted.items():
-        points = _karp_flatts(rows, mode)
-        each = f"; point by point (Karp-Flatt) {', '.join(points)}" if points else ""
-        said.append(
-            f"serial fraction of {mode} ({law}): {serial['serial_fraction']:.2f}, "
-            f"misses by {serial['residual']:.2f}{each}"
-        )
-    if fitted:
-        said.append("Serial fractions are against the mean of all modes on one device.")
+        said += textwrap.wrap(_serial_words(mode, serial, document), _TERMINAL)
+    said.append("Serial fractions are against the mean of all modes on one device.")
     if any(len(_karp_flatts(rows, mode)) > 1 for mode in fitted):
         said += textwrap.wrap(_LEGEND_OF_POINTS, _TERMINAL)
     if any(serial["serial_fraction"] > 1 for serial in fitted.values()):
         said.append("A serial fraction above 1: more devices are slower than one.")
     return said
+
+
+def _serial_words(mode: str, serial: Row, document: Mapping[str, Any]) -> str:
+    law, missed = ("Amdahl", "step times by {:.2f} of one device's")
+    if not document["strong"]:
+        law, missed = ("Gustafson", "speed-ups by {:.2f}")
+    points, residual = _karp_flatts(document["rows"], mode), serial["residual"]
+    misses = "" if residual is None else f", misses {missed.format(residual)}"
+    each = f"; point by point (Karp-Flatt) {', '.join(points)}" if points else ""
+    return f"serial fraction of {mode} ({law}): {serial['serial_fraction']:.2f}{misses}{each}"
 
 
 def _base(rows: Sequence[Row]) -> str:

@@ -19,6 +19,10 @@ from hpcddp.report.values import (
 
 Cell = Callable[[Row], str]
 _SPEED = "Speed"
+_LAWS = (
+    ("amdahl", "Amdahl's law", "the step times, as a share of one device's"),
+    ("gustafson", "Gustafson's law", "the speed-ups"),
+)
 _NOTHING = "-"  # where there is nothing that could have been measured
 
 
@@ -64,18 +68,18 @@ def _value(key: str, text: Callable[[Any], str]) -> Cell:
 def _serial_fractions(document: Row) -> list[Table]:
     """Amdahl's law for one amount of work, Gustafson's for work that grows with the devices."""
     tables = []
-    for key, law in (("amdahl", "Amdahl's law"), ("gustafson", "Gustafson's law")):
+    for key, law, what in _LAWS:
         fits = document.get(key) or {}
         rows = tuple(
             (
                 mode_text({"mode": mode}, document),
                 shown(fit.get("serial_fraction"), percent_text),
-                shown(fit.get("residual"), number_text),
+                _NOTHING if fit.get("residual") is None else number_text(fit["residual"]),
             )
             for mode, fit in fits.items()
         )
         if rows:
-            header = ("mode", "serial fraction", "residual of the speed-ups")
+            header = ("mode", "serial fraction", f"residual of {what}")
             tables.append(Table(f"Part of the work that does not scale ({law})", header, rows))
     return tables
 

@@ -89,7 +89,8 @@ def test_dp_verdict_and_what_is_missing_are_said():
     for said in (
         "dp: DataParallel algorithm on CPU threads",
         "Words. Confidence: low.\n  - why\nNot measured here:\n  - memory",
-        "dp (Amdahl): 0.25, misses by 0.01; point by point (Karp-Flatt) 0.33 at 4",
+        "dp (Amdahl): 0.25, misses step times by 0.01 of one device's;\n"
+        "point by point (Karp-Flatt) 0.33 at 4",
         "Serial fractions are against the mean of all modes on one device.",
         "global batch 64 (the same global batch)",
         "1 x 8 CPUs (A processor), gloo",
@@ -109,7 +110,7 @@ def test_what_speed_ups_refer_to_is_named():
 def test_weak_scaling_has_its_own_law():
     fitted = {"gustafson": {"ddp": {"serial_fraction": 0.1, "residual": 0.0}}, "amdahl": {}}
     text = compare_text(document(row("ddp", 4, karp_flatt=None), strong=False, **fitted))
-    assert "serial fraction of ddp (Gustafson): 0.10, misses by 0.00\n" in text
+    assert "serial fraction of ddp (Gustafson): 0.10, misses speed-ups by 0.00\n" in text
     assert "(the same images per device)" in text
 
 
@@ -143,6 +144,12 @@ def test_what_the_points_say_is_said_where_there_are_several():
     said = "a rise is communication"
     one, two = document(row("dp", 4)), document(row("dp", 2), row("dp", 4))
     assert (said in compare_text(one), said in compare_text(two)) == (False, True)
+
+
+def test_a_fraction_of_one_point_has_no_miss():
+    fitted = {"amdahl": {"ddp": {"serial_fraction": 0.1, "residual": None}}}
+    text = compare_text(document(row("ddp", 2), **fitted))
+    assert "serial fraction of ddp (Amdahl): 0.10; point by point" in text
 
 
 def test_a_serial_fraction_above_one_is_explained():

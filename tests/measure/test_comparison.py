@@ -18,15 +18,8 @@ BUCKET = {"index": 0, "bytes": 8, "ready_s": 0.1, "start_s": 0.1, "end_s": 0.3}
 # What others read: the report's page and programs that use --json.
 ROW_KEYS = {
     *("mode", "devices", "setting", "n", "discarded", "step_s_median", "step_s_p95", "step_s_iqr"),
-    *(
-        "images_per_s",
-        "speedup",
-        "speedup_interval",
-        "is_base",
-        "efficiency",
-        "comm_fraction",
-        "exposed_comm_fraction",
-    ),
+    *("images_per_s", "speedup", "speedup_interval", "is_base", "efficiency"),
+    *("comm_fraction", "exposed_comm_fraction"),
     *("exposed_comm_s_per_process", "no_sync_exposed_interval", "phases_iqr"),
     *("overlap_ratio", "no_sync_exposed_fraction", "memory_bytes_per_device", "memory_imbalance"),
     *("cpu_s_per_step_per_process", "gpu_utilisation", "karp_flatt", "phases"),

@@ -178,8 +178,14 @@ def test_a_sweep_is_drawn_by_setting_with_a_timeline_for_each(page, document):
 
 def test_weak_scaling_says_what_was_kept_the_same(page, document):
     assert "<dd>the global batch</dd>" in page()
+    assert cells(page(), "Part of the work")[0][2].startswith(
+        "residual of the step times, as a share"
+    )
     document |= {"strong": False, "gustafson": document.pop("amdahl")}
+    document["gustafson"]["ddp"]["residual"] = None  # of a single point
     text = page()
+    assert cells(text, "Part of the work")[0][2] == "residual of the speed-ups"
+    assert cells(text, "Part of the work")[-1][2] == "-"
     assert "<dd>the micro-batch</dd>" in text
     assert "Gustafson&#39;s law" in text
 
