@@ -29,10 +29,32 @@ class Circumstances:
 
 
 def control_of(rows: Sequence[Row]) -> Ratio | None:
-    """On one device all modes compute the same: slowest over fastest, round by round."""
-    same = [row["round_s_medians"] for row in rows if row["devices"] == 1]
-    ordered = sorted(same, key=lambda seconds: math.fsum(map(math.log, seconds)))
-    return ratio_of(ordered[0], ordered[-1]) if len(same) > 1 else None
+    """Of what is the same computation, slowest over fastest: all modes on one device, and a
+    setting that was measured several times.
+    """
+    groups: dict[Any, list[Row]] = {}
+    for row in rows:
+        several = (row["mode"], row["devices"], setting_words(row))
+        groups.setdefault(1 if row["devices"] == 1 else several, []).append(row)
+    ordered = [sorted(same, key=round_time) for same in groups.values() if len(same) > 1]
+    ratios = [ratio_of(o[0]["round_s_medians"], o[-1]["round_s_medians"]) for o in ordered]
+    return max(ratios, key=lambda ratio: ratio.value, default=None)
+
+
+def round_time(row: Row) -> float:
+    """By which rows are ordered as their ratios are: the logarithm of the time of its rounds."""
+    return math.fsum(map(math.log, row["round_s_medians"]))
+
+
+def noise_words(rows: Sequence[Row]) -> str:
+    """By how much the same computation differs from itself."""
+    control = control_of(rows)
+    if control is None:
+        return ""
+    by = _percent(control.value - 1)
+    if any(row["setting"] for row in rows):
+        return f"noise: what was measured several times differs from itself by {by}"
+    return f"noise: on one device, where all modes compute the same, they differ by {by}"
 
 
 def more_words(rows: Sequence[Row], shown: Sequence[Row]) -> list[str]:
@@ -41,11 +63,7 @@ def more_words(rows: Sequence[Row], shown: Sequence[Row]) -> list[str]:
     fastest = max(rows, key=lambda row: row["images_per_s"])
     if fastest["devices"] < max(row["devices"] for row in shown):
         said.append(f"fastest of all is {fastest['mode']} on {devices_words(fastest)}")
-    control = control_of(rows)
-    if control is not None:
-        by = _percent(control.value - 1)
-        said.append(f"noise: on one device, where all modes compute the same, they differ by {by}")
-    return said
+    return [*said, noise_words(rows)]
 
 
 def _row_words(row: Row) -> tuple[str, ...]:

@@ -20,7 +20,9 @@ from hpcddp.measure.evidence import (
     hidden_cost_words,
     late_words,
     more_words,
+    noise_words,
     ratio_words,
+    round_time,
     setting_words,
     time_words,
     totals_words,
@@ -44,6 +46,8 @@ _GLOO = (
     "On CPUs DDP's processes send gradients through sockets (gloo), while the threads of DP share "
     "their memory. On GPUs the usual cause is missing peer-to-peer access."
 )
+_NOISE = "what is the same computation on one device differs by more than the modes"
+_SWEPT_NOISE = "what was measured several times differs from itself by more than the settings"
 _ONE_PROCESS = (
     "dp is one process: what its threads do in Python, launching kernels too, they do in turns"
 )
@@ -147,11 +151,13 @@ def verdict_of_sweep(
     is the run's own setting or, where that was not measured, the first.
     """
     evidence = [f"{setting_words(row)}: {time_words(row)}{totals_words(row)}" for row in rows]
-    base, others = rows[index], [*rows[:index], *rows[index + 1 :]]
+    evidence += [noise_words(rows)]
+    base = rows[index]
+    others = [row for row in rows if row["setting"] != base["setting"]]
     if not others:
         said = f"Only {setting_words(base)} was measured: there is nothing to compare."
-        return Verdict(said, "low", tuple(evidence), within_noise=False)
-    best = min(others, key=lambda row: row["step_s_median"])
+        return Verdict(said, "low", tuple(filter(None, evidence)), within_noise=False)
+    best = min(others, key=round_time)
     ratio = ratio_of(best["round_s_medians"], base["round_s_medians"], comparisons=len(others))
     own, fastest = setting_words(base), setting_words(best)
     named = f"{own}, {'the one of this run' if is_own else 'the first'},"
@@ -164,7 +170,7 @@ def verdict_of_sweep(
     evidence += [ratio_words(f"{own} / {fastest}", ratio, base)]
     evidence += [*_wrong_number(rows), cap_words(rows), *_setting_by_setting(rows)]
     rounds = len(base["round_s_medians"])
-    return _judged(words, ratio, evidence, (), where, rounds=rounds)
+    return _judged(words, ratio, evidence, rows, where, rounds=rounds)
 
 
 def _setting_by_setting(rows: Sequence[Row]) -> list[str]:
@@ -178,8 +184,9 @@ def _wrong_number(rows: Sequence[Row]) -> list[str]:
     if not all("comm_s" in row.get("phases", {}) for row in rows):
         return []
     least = min(rows, key=lambda row: row["phases"]["comm_s"])
-    fastest = min(rows, key=lambda row: row["step_s_median"])
-    if least is fastest or _is_noise(
+    fastest = min(rows, key=round_time)
+    # Only one of the two was picked for its time: there are as many comparisons as others.
+    if least["setting"] == fastest["setting"] or _is_noise(
         ratio_of(fastest["round_s_medians"], least["round_s_medians"], comparisons=len(rows) - 1)
     ):
         return []
@@ -207,7 +214,7 @@ def _judged(
         doubts.append(f"only {counted}: chance cannot be told from a difference")
     control = control_of(rows)
     if control is not None and control.value > max(1 + SMALLEST, ratio.value, 1 / ratio.value):
-        doubts.append("what is the same computation on one device differs by more than the modes")
+        doubts.append(_SWEPT_NOISE if any(row["setting"] for row in rows) else _NOISE)
     if doubts or (_is_noise(ratio) and not _is_clear(ratio)):
         confidence = "low"
     else:
