@@ -72,9 +72,9 @@ def verdict_of(rows: Sequence[Row], where: Circumstances) -> Verdict:
 
 
 def _verdict_of(rows: Sequence[Row], where: Circumstances) -> Verdict:
-    pair = _largest_pair(rows)
-    if pair is not None:
-        return _dp_against_ddp(*pair, rows, where)
+    pairs = _pairs(rows)
+    if pairs:
+        return _dp_against_ddp(pairs, rows, where)
     most = max(rows, key=lambda row: (row["devices"], row["images_per_s"]))
     one = min(rows, key=lambda row: row["devices"])
     if most["devices"] == one["devices"]:
@@ -92,14 +92,18 @@ def _nothing_to_compare(rows: Sequence[Row]) -> Verdict:
     return Verdict(said, "low", tuple(evidence), within_noise=False)
 
 
-def _largest_pair(rows: Sequence[Row]) -> tuple[Row, Row] | None:
-    """DP and DDP on the largest number of devices that both were measured on; None below two."""
+def _pairs(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
+    """DP and DDP on each number of devices above one that both were measured on, most first."""
     by_place = {(row["mode"], row["devices"]): row for row in rows}
     common = [n for mode, n in by_place if mode == "dp" and ("ddp", n) in by_place and n > 1]
-    return (by_place["dp", max(common)], by_place["ddp", max(common)]) if common else None
+    return [(by_place["dp", n], by_place["ddp", n]) for n in sorted(common, reverse=True)]
 
 
-def _dp_against_ddp(dp: Row, ddp: Row, rows: Sequence[Row], where: Circumstances) -> Verdict:
+def _dp_against_ddp(
+    pairs: Sequence[tuple[Row, Row]], rows: Sequence[Row], where: Circumstances
+) -> Verdict:
+    """On the most devices; what the others say is evidence."""
+    (dp, ddp), *smaller = pairs
     ratio = ratio_of(ddp["round_s_medians"], dp["round_s_medians"])
     place = f"on {devices_words(ddp)}"
     if _is_noise(ratio):
@@ -112,12 +116,23 @@ def _dp_against_ddp(dp: Row, ddp: Row, rows: Sequence[Row], where: Circumstances
     evidence = [
         f"step {place}: dp {time_words(dp)}, ddp {time_words(ddp)}",
         ratio_words("dp / ddp", ratio, dp),
+        *(_smaller_words(*pair, ratio) for pair in smaller),
         communication_words(dp, where),
         communication_words(ddp, where),
         _ONE_PROCESS if ratio.value > 1 and not _is_noise(ratio) else "",
         *more_words(rows, (dp, ddp)),
     ]
     return _judged(words, ratio, evidence, rows, where, rounds=len(dp["round_s_medians"]))
+
+
+def _smaller_words(dp: Row, ddp: Row, most: Ratio) -> str:
+    """The ratio on fewer devices, and whether another mode is the faster there."""
+    ratio = ratio_of(ddp["round_s_medians"], dp["round_s_medians"])
+    said = ratio_words(f"dp / ddp on {devices_words(dp)}", ratio, dp)
+    if _is_noise(ratio):
+        return f"{said}: within noise"
+    turns = not _is_noise(most) and (ratio.value > 1) != (most.value > 1)
+    return f"{said}: there {'ddp' if ratio.value > 1 else 'dp'} is the faster" if turns else said
 
 
 def _many_against_one(most: Row, one: Row, rows: Sequence[Row], where: Circumstances) -> Verdict:
