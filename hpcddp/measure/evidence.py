@@ -12,6 +12,7 @@ from hpcddp.phases import COMM_PARTS
 Row = Mapping[str, Any]
 SMALLEST = 0.03  # a smaller difference is nobody's reason to change anything
 _MUCH = 0.10  # of a step
+_BUSY = 0.8  # of a CPU
 _UNEVEN_MEMORY = 1.2
 _UNEVEN_USE = 0.2
 _CAP = "ddp.bucket_cap_mib"
@@ -105,6 +106,17 @@ def late_words(row: Row) -> str:
     return (
         f"process {late} of {len(waits)} comes late: it waits {ms(waits[late])} of a step for the "
         f"others, which wait up to {ms(max(waits))}"
+    )
+
+
+def launch_words(dp: Row, where: Circumstances) -> str:
+    """That dp's one process may be what its GPUs wait for. On CPUs it is busy computing."""
+    busy = sum(dp.get("cpu_s_per_step_per_process") or ()) / dp["step_s_median"]
+    if where.backend == "gloo" or busy < _BUSY:
+        return ""
+    return (
+        f"dp's one process has a CPU for {_percent(busy)} of the step, the wait for its GPUs "
+        "included: what its threads do in Python, launching kernels too, they do in turns"
     )
 
 

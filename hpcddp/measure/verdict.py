@@ -19,6 +19,7 @@ from hpcddp.measure.evidence import (
     devices_words,
     hidden_cost_words,
     late_words,
+    launch_words,
     more_words,
     noise_words,
     ratio_words,
@@ -48,9 +49,6 @@ _GLOO = (
 )
 _NOISE = "what is the same computation on one device differs by more than the modes"
 _SWEPT_NOISE = "what was measured several times differs from itself by more than the settings"
-_ONE_PROCESS = (
-    "dp is one process: what its threads do in Python, launching kernels too, they do in turns"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +117,7 @@ def _dp_against_ddp(
         *(_smaller_words(*pair, ratio) for pair in smaller),
         communication_words(dp, where),
         communication_words(ddp, where),
-        _ONE_PROCESS if ratio.value > 1 and not _is_noise(ratio) else "",
+        launch_words(dp, where) if ratio.value > 1 and not _is_noise(ratio) else "",
         *more_words(rows, (dp, ddp)),
     ]
     return _judged(words, ratio, evidence, rows, where, rounds=len(dp["round_s_medians"]))
