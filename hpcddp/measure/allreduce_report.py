@@ -10,6 +10,8 @@ from hpcddp.config.layout import ProcessLayout
 from hpcddp.measure.alpha_beta import fit_alpha_beta
 from hpcddp.measure.collectives import AllReduceTime, bus_factor
 
+_LARGEST_MISS = 0.25  # of a size; times that a line misses by more do not lie on one
+
 
 def allreduce_document(
     times: Sequence[AllReduceTime], layout: ProcessLayout, backend: str
@@ -63,4 +65,5 @@ def _fit(times: Sequence[AllReduceTime], world_size: int) -> dict[str, Any] | No
         "alpha_error_s": fit.alpha_error_s,
         "beta_error_gb_per_s": fit.beta_error_bytes_per_s / 1e9,
         "worst_relative_miss": fit.worst,
+        "is_line": fit.worst <= _LARGEST_MISS,
     }
