@@ -39,10 +39,10 @@ def row_of(cell: Cell, record: CellRecord, global_batch: int) -> Row:
         "step_s_iqr": spread.iqr,
         "round_s_medians": record.round_s,
         "images_per_s": global_batch / spread.median,
-        "comm_fraction": _fraction("comm_s", blocks),
-        "exposed_comm_fraction": _fraction("exposed_comm_s", blocks),
+        **_with_iqr("comm_fraction", _fractions("comm_s", blocks)),
+        **_with_iqr("exposed_comm_fraction", _fractions("exposed_comm_s", blocks)),
         "exposed_comm_s_per_process": _waits(record),
-        "overlap_ratio": _overlap(blocks),
+        **_with_iqr("overlap_ratio", _overlaps(blocks)),
         **_without_sync(record),
         "memory_bytes_per_device": memory,
         "memory_imbalance": imbalance(memory) if memory else None,
@@ -69,14 +69,19 @@ def _phases(blocks: Sequence[Block]) -> dict[str, list[float]]:
     return {name: [step.get(name, 0.0) for step in steps] for name in names}
 
 
-def _fraction(phase: str, blocks: Sequence[Block]) -> float | None:
-    """The median share of a phase in its step; None where steps were not taken apart."""
-    shares = [
+def _with_iqr(name: str, values: Sequence[float]) -> Row:
+    """The median and the interquartile range; None where there are no values."""
+    spread = spread_of(values) if values else None
+    return {name: spread and spread.median, f"{name}_iqr": spread and spread.iqr}
+
+
+def _fractions(phase: str, blocks: Sequence[Block]) -> list[float]:
+    """The share of a phase in each step; empty where steps were not taken apart."""
+    return [
         step[phase] / step_s
         for block in blocks
         for step, step_s in zip(block.phases, block.step_s, strict=bool(block.phases))
     ]
-    return median(shares) if shares else None
 
 
 def _waits(record: CellRecord) -> list[float]:
@@ -86,10 +91,14 @@ def _waits(record: CellRecord) -> list[float]:
     return [median([step["exposed_comm_s"] for step in own]) for own in phases if own]
 
 
-def _overlap(blocks: Sequence[Block]) -> float | None:
-    """The median share of its communication that a step hides; None where there is none."""
+def _overlaps(blocks: Sequence[Block]) -> list[float]:
+    """The share of its communication that each step hides which communicates.
+
+    Of that DDP's broadcast of buffers is a part, exposed as a whole: torch's own overlap, of the
+    reductions alone, is another number.
+    """
     steps = [step for block in blocks for step in block.phases if step["comm_s"]]
-    return median([1 - s["exposed_comm_s"] / s["comm_s"] for s in steps]) if steps else None
+    return [1 - step["exposed_comm_s"] / step["comm_s"] for step in steps]
 
 
 def _without_sync(record: CellRecord) -> Row:

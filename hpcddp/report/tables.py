@@ -100,6 +100,16 @@ def _phase(name: str) -> Cell:
     return text
 
 
+def _share(key: str) -> Cell:
+    """A share of the step with its interquartile range, where it has one."""
+
+    def text(row: Row) -> str:
+        said, iqr = shown(row.get(key), percent_text), row.get(f"{key}_iqr")
+        return f"{said}, IQR {percent_text(iqr)}" if iqr else said
+
+    return text
+
+
 def _left_out(row: Row) -> str:
     """Of the step, with the bounds of its 95 % interval."""
     said = shown(row.get("no_sync_exposed_fraction"), percent_text)
@@ -151,8 +161,8 @@ _COLUMNS: dict[str, dict[str, Cell]] = {
     "Communication (bytes of ddp: gradients; of dp: gradients and parameters)": {
         "bytes per step": _value("comm_bytes_per_step", bytes_text),
         "buckets": _value_if(_exchanges, "buckets", lambda buckets: str(len(buckets))),
-        "share of the step": _value("comm_fraction", percent_text),
-        "exposed": _value("exposed_comm_fraction", percent_text),
+        "share of the step": _share("comm_fraction"),
+        "exposed": _share("exposed_comm_fraction"),
         "exposed, by leaving it out": lambda row: _left_out(row) if _exchanges(row) else _NOTHING,
         "in all": _phase("comm_s"),
     },

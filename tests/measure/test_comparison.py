@@ -19,7 +19,8 @@ BUCKET = {"index": 0, "bytes": 8, "ready_s": 0.1, "start_s": 0.1, "end_s": 0.3}
 ROW_KEYS = {
     *("mode", "devices", "setting", "n", "discarded", "step_s_median", "step_s_p95", "step_s_iqr"),
     *("images_per_s", "speedup", "speedup_interval", "is_base", "efficiency"),
-    *("comm_fraction", "exposed_comm_fraction"),
+    *("comm_fraction", "exposed_comm_fraction", "comm_fraction_iqr", "exposed_comm_fraction_iqr"),
+    "overlap_ratio_iqr",
     *("exposed_comm_s_per_process", "no_sync_exposed_interval", "phases_iqr"),
     *("overlap_ratio", "no_sync_exposed_fraction", "memory_bytes_per_device", "memory_imbalance"),
     *("cpu_s_per_step_per_process", "gpu_utilisation", "karp_flatt", "phases"),
@@ -88,7 +89,14 @@ def test_a_row_by_hand():
     # 0.3 of 1, 2, 3, 4 and 0.1 of 1.1, 1.9, 2.5, 4.4: in the middle 0.3/4 and 0.1/1.1
     assert row["exposed_comm_fraction"] == pytest.approx((0.3 / 4 + 0.1 / 1.1) / 2)
     assert row["exposed_comm_s_per_process"] == [0.3, 0.1]  # the second is late
+    # of eight the quartiles are 1.75 from the ends, interpolated: between the second and the third
+    shares = sorted(0.6 / seconds for seconds in (1, 2, 3, 4, 1.1, 1.9, 2.5, 4.4))
+    low, high = (
+        shares[n] + part * (shares[n + 1] - shares[n]) for n, part in ((1, 0.75), (5, 0.25))
+    )
+    assert row["comm_fraction_iqr"] == pytest.approx(high - low)
     assert row["overlap_ratio"] == pytest.approx((0.5 + 5 / 6) / 2)
+    assert row["overlap_ratio_iqr"] == pytest.approx(5 / 6 - 0.5)
     assert row["phases"] == pytest.approx({"comm_s": 0.6, "exposed_comm_s": 0.2})
     assert row["phases_iqr"] == pytest.approx({"comm_s": 0.0, "exposed_comm_s": 0.2})
     assert row["buckets"] == [BUCKET]
@@ -111,6 +119,8 @@ def test_what_was_not_measured_is_none():
         "overlap_ratio",
         "comm_fraction",
         "exposed_comm_fraction",
+        "comm_fraction_iqr",
+        "overlap_ratio_iqr",
         "no_sync_exposed_fraction",
         "no_sync_exposed_interval",
         "backward_s",

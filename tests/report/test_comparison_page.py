@@ -76,6 +76,12 @@ def test_what_speed_ups_refer_to_is_named(page, document):
     assert f"<h2>Speed (against dp: {ON_CPU}, 2 devices)</h2>" in page()
 
 
+def test_a_share_of_the_step_has_its_spread(page, document):
+    assert cells(page(), "Communication")[-1][4] == "60.0 %"
+    document["rows"][-1]["comm_fraction_iqr"] = 0.05
+    assert cells(page(), "Communication")[-1][4] == "60.0 %, IQR 5.0 %"
+
+
 def test_what_dp_copies_is_shown_and_told_from_what_ddp_reduces(page, document):
     for row, number in zip(document["rows"][1:3], (3 << 20, 0), strict=True):
         row["comm_bytes_per_step"] = number
