@@ -111,7 +111,11 @@ def _memory(rows: Sequence[Row], document: Row) -> Drawing:
     known = [row for row in rows if row.get("memory_bytes_per_device")]
     if not known:
         return Drawing(title, None, "")
-    said = f"Highest of all steps that count, so it has no spread. {counts_text(known)}."
+    said = (
+        "Highest of all steps that count, so it has no spread. What torch's allocator gave out: "
+        "what it keeps free, CUDA's context and NCCL's buffers come on top. "
+        f"{counts_text(known)}."
+    )
     bars = sum(len(row["memory_bytes_per_device"]) for row in known)
     return _drawing("memory", title, 0.8 + 0.22 * bars, said,
                     lambda figure: paint_memory(figure, known, document))  # fmt: skip

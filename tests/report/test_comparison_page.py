@@ -160,6 +160,7 @@ def test_memory_is_drawn_for_every_device_with_its_imbalance(page, document):
     text = page()
     drawn = figure(text, "Memory per device")
     assert [drawn.count(f"device {index}<") for index in range(5)] == [1, 1, 1, 1, 0]
+    assert "CUDA&#39;s context and NCCL&#39;s buffers come on top" in drawn
     assert cells(text, "Use of the machine")[3][3] == "1.5"
 
 
