@@ -9,12 +9,18 @@ from hpcddp.measure.collectives import AllReduceTime
 SIZES = [1 << power for power in range(10, 29)]
 
 
-def report(*, slow=1.0):
-    """Of four processes on a link of 1 Gbit/s; the time of 1 MiB is `slow` times what it should."""
+def report(*, slow=1.0, spread=0.0):
+    """Of four processes on a link of 1 Gbit/s; the time of 1 MiB is `slow` times what it should be,
+    and scatters by `spread`.
+    """
     times = []
     for size in SIZES:
-        seconds = (5e-4 + size / 1.25e8) * (slow if size == 1 << 20 else 1.0)
-        times.append(AllReduceTime(size, seconds, (seconds, seconds), n=5, discarded=3))
+        seconds = 5e-4 + size / 1.25e8
+        quartiles = (seconds, seconds)
+        if size == 1 << 20:
+            seconds *= slow
+            quartiles = (seconds, seconds * (1 + spread))
+        times.append(AllReduceTime(size, seconds, quartiles, n=5, discarded=3))
     return allreduce_document(times, ProcessLayout(world_size=4), "gloo")
 
 
@@ -31,3 +37,10 @@ def test_times_that_lie_on_no_line_are_told(slow, is_line):
     fit = report(slow=slow)["fit"]
     assert fit["is_line"] == is_line
     assert (fit["worst_relative_miss"] > 0.25) == (not is_line)
+
+
+def test_times_that_scatter_are_no_reason_to_doubt_a_line():
+    fit = report(slow=1.5, spread=0.5)["fit"]
+    assert fit["worst_relative_miss"] > 0.25
+    assert fit["is_line"]
+    assert not report(slow=1.5, spread=0.2)["fit"]["is_line"]
