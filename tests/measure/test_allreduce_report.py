@@ -1,5 +1,7 @@
 """From the times of an all-reduce to its report."""
 
+from pathlib import Path
+
 import pytest
 
 from hpcddp.config.layout import ProcessLayout
@@ -44,3 +46,12 @@ def test_times_that_scatter_are_no_reason_to_doubt_a_line():
     assert fit["worst_relative_miss"] > 0.25
     assert fit["is_line"]
     assert not report(slow=1.5, spread=0.2)["fit"]["is_line"]
+
+
+def test_every_number_of_the_report_is_documented():
+    text = (Path(__file__).parents[2] / "docs/allreduce.md").read_text(encoding="utf-8")
+    found = report()
+    for key in found["fit"]:
+        assert f"`fit.{key}`" in text, key
+    for key in {*found["rows"][0]} - {"n", "discarded", "seconds_quartile_1", "seconds_quartile_3"}:
+        assert f"`rows[].{key}`" in text, key
