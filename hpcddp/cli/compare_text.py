@@ -180,7 +180,7 @@ def _serial_notes(document: Mapping[str, Any]) -> list[str]:
     said = []
     for mode, serial in fitted.items():
         said += textwrap.wrap(_serial_words(mode, serial, document), _TERMINAL)
-    said.append("Serial fractions are against the mean of all modes on one device.")
+    said.append("Serial fractions are against the mean of single and ddp on one device.")
     if any(len(_karp_flatts(rows, mode)) > 1 for mode in fitted):
         said += textwrap.wrap(_LEGEND_OF_POINTS, _TERMINAL)
     if any(serial["serial_fraction"] > 1 for serial in fitted.values()):

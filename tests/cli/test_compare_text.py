@@ -91,7 +91,7 @@ def test_dp_verdict_and_what_is_missing_are_said():
         "Words. Confidence: low.\n  - why\nNot measured here:\n  - memory",
         "dp (Amdahl): 0.25, misses step times by 0.01 of one device's;\n"
         "point by point (Karp-Flatt) 0.33 at 4",
-        "Serial fractions are against the mean of all modes on one device.",
+        "Serial fractions are against the mean of single and ddp on one device.",
         "global batch 64 (the same global batch)",
         "1 x 8 CPUs (A processor), gloo",
     ):

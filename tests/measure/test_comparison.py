@@ -181,10 +181,11 @@ def test_the_speed_up_of_one_round_has_no_interval():
     assert (row["speedup"], row["speedup_interval"]) == (1.0, None)
 
 
-def test_serial_fractions_refer_to_all_that_was_measured_on_one_device():
-    """All of it is the same computation: what it differs by is noise, and no mode's own."""
+def test_serial_fractions_of_all_modes_refer_to_the_same_one_device():
+    """single and ddp are the same code there: what they differ by is noise, and no mode's own."""
     measured = [("single", 1, 1.2**0.5), ("dp", 2, 0.72), ("ddp", 2, 0.6), ("ddp", 4, 0.6)]
-    rows = keyed(rows_of(*measured, ("ddp", 1, 1.2**1.5)))  # 1.2 in the geometric mean
+    measured += [("ddp", 1, 1.2**1.5)]  # 1.2 in the geometric mean
+    rows = keyed(rows_of(*measured, ("dp", 1, 2.0)))  # its threads are its own
     assert rows["ddp", 2]["karp_flatt"] == pytest.approx(0)
     assert rows["ddp", 4]["karp_flatt"] == pytest.approx((1 / 2 - 1 / 4) / (1 - 1 / 4))
     assert rows["dp", 2]["karp_flatt"] == pytest.approx((0.6 - 1 / 2) / (1 - 1 / 2))
@@ -193,6 +194,11 @@ def test_serial_fractions_refer_to_all_that_was_measured_on_one_device():
     assert set(fitted) == {"dp", "ddp"}
     assert fitted["dp"]["serial_fraction"] == pytest.approx(0.2)
     assert fitted["ddp"]["serial_fraction"] == pytest.approx((1 / 4 * 3 / 4) / (1 / 4 + 9 / 16))
+
+
+def test_dp_alone_has_its_own_one_device():
+    rows = keyed(rows_of(("dp", 1, 1.2), ("dp", 2, 0.9)))
+    assert rows["dp", 2]["karp_flatt"] == pytest.approx((0.75 - 1 / 2) / (1 - 1 / 2))
 
 
 def test_without_one_device_the_smallest_number_is_the_measure():
