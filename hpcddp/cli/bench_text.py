@@ -21,7 +21,7 @@ def allreduce_lines(report: dict[str, Any]) -> list[str]:
         f"every sum was checked; of each size the first {largest['discarded']} calls do not count",
         f"bus bandwidth of {largest['bytes']} bytes: {_speed_text(largest['busbw_gb_per_s'])}",
         *_node_lines(largest),
-        _fit_line(report["fit"], len(rows)),
+        *_fit_lines(report["fit"], rows),
     ]
 
 
@@ -48,16 +48,30 @@ def _row(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _fit_line(fit: dict[str, float] | None, num_sizes: int) -> str:
-    if num_sizes == 1:
-        return "latency and bandwidth apart take several sizes, such as --sizes 1KiB..1MiB"
+def _fit_lines(fit: dict[str, float] | None, rows: list[dict[str, Any]]) -> list[str]:
+    if len(rows) == 1:
+        return ["latency and bandwidth apart take several sizes, such as --sizes 1KiB..1MiB"]
     if fit is None:
-        return "latency and bandwidth in one line: time does not grow with size in this range"
-    return (
-        f"line through all sizes: latency {_time_text(fit['alpha_s'])}, bus bandwidth "
-        f"{_speed_text(fit['bus_gb_per_s'])}; it misses a size by up to "
+        return ["latency and bandwidth in one line: time does not grow with size in this range"]
+    sure = fit["beta_error_gb_per_s"] / fit["beta_gb_per_s"]
+    line = (
+        f"line through all sizes: latency {_time_text(fit['alpha_s'])} ± "
+        f"{_time_text(fit['alpha_error_s'])}, bus bandwidth {_speed_text(fit['bus_gb_per_s'])} "
+        f"± {sure:.1%} (standard errors); it misses a size by up to "
         f"{fit['worst_relative_miss']:.0%}"
     )
+    return [line, *_no_line_lines(fit, rows)]
+
+
+def _no_line_lines(fit: dict[str, float], rows: list[dict[str, Any]]) -> list[str]:
+    """What to take instead of a line that the times do not lie on."""
+    if fit["is_line"]:
+        return []
+    latency, speed = _time_text(rows[0]["seconds"]), _speed_text(rows[-1]["busbw_gb_per_s"])
+    return [
+        f"no line describes times that it misses so far: take {latency}, of {rows[0]['bytes']} "
+        f"bytes, for the latency, and the bus bandwidth of {rows[-1]['bytes']} bytes, {speed}"
+    ]
 
 
 def _speed_text(gb_per_s: float) -> str:

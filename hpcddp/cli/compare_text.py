@@ -12,10 +12,16 @@ Row = Mapping[str, Any]
 
 _WIDEST, _TERMINAL, _NOTHING = 250, 80, "-"
 _LEGEND = (
-    "N: steps counted + left out at the beginning and after pauses. IQR: width of the middle half; "
-    "±: half of it. EXPOSED: communication that nothing hides, the wait for late processes in it, "
-    "and its share OF STEP. HIDDEN: the share of communication that is not exposed. NO SYNC: by "
-    "how much a step is shorter without any exchange, measured apart. CPU ms: of all processes."
+    "N: steps counted + left out at the beginning and after pauses. "
+    "IQR: width of the middle half; ±: half of it. "
+    "SPEED-UP: of images per second against {base}, round by round, and where it lies with 95 %. "
+    "EXPOSED: communication that nothing hides, the wait for late processes in it, and its share "
+    "OF STEP. "
+    "HIDDEN: the share of communication that is not exposed; DDP's broadcast of buffers is, so it "
+    "is not torch's overlap. "
+    "NO SYNC: by how much a step is shorter without any exchange, measured apart; with what hidden "
+    "communication takes from backward. "
+    "CPU ms: of all processes."
 )
 _LEGEND_OF_GPUS = (
     "GPU %: of the time that some kernel was on it; one that waits for another GPU counts, too."
@@ -110,6 +116,13 @@ def _times(ratio: float | None) -> str:
     return _NOTHING if ratio is None else f"{ratio:.2f}"
 
 
+def _speedup(row: Row) -> str:
+    """With its interval, which what it refers to and a single round have not."""
+    bounds = row["speedup_interval"]
+    between = f"{bounds[0]:.2f}-{bounds[1]:.2f}" if bounds and bounds[0] < bounds[1] else _NOTHING
+    return f"{_times(row['speedup'])} {between:>9}"
+
+
 def _memory(row: Row) -> str:
     peaks = row["memory_bytes_per_device"]
     return _NOTHING if not peaks else " ".join(f"{peak / _MIB:.0f}" for peak in peaks)
@@ -134,7 +147,7 @@ _SPEED = {
     "IQR": lambda row: _ms(row["step_s_iqr"]),
     "N": lambda row: f"{row['n']}+{row['discarded']}",
     "IMAGES/S": lambda row: f"{row['images_per_s']:.4g}",
-    "SPEED-UP": lambda row: _times(row["speedup"]),
+    "SPEED-UP    95 %": _speedup,
     "EFF": lambda row: _percent(row["efficiency"]),
 }
 _PARTS = {
@@ -151,25 +164,44 @@ _PARTS = {
 
 def _footnotes(document: Mapping[str, Any]) -> list[str]:
     rows = document["rows"]
-    said = [*textwrap.wrap(_LEGEND, _TERMINAL)]
+    said = [*textwrap.wrap(_LEGEND.format(base=_base(rows)), _TERMINAL)]
     if any(row["gpu_utilisation"] for row in rows):
         said += textwrap.wrap(_LEGEND_OF_GPUS, _TERMINAL)
     if any(row["mode"] == "dp" for row in rows):
         said.append(f"dp: {document['label_of_dp']}")
+    return [*said, *_serial_notes(document)]
+
+
+def _serial_notes(document: Mapping[str, Any]) -> list[str]:
+    rows = document["rows"]
     fitted = {**document.get("amdahl", {}), **document.get("gustafson", {})}
-    law = "Amdahl" if document["strong"] else "Gustafson"
+    if not fitted:
+        return []
+    said = []
     for mode, serial in fitted.items():
-        points = _karp_flatts(rows, mode)
-        each = f"; point by point (Karp-Flatt) {', '.join(points)}" if points else ""
-        said.append(
-            f"serial fraction of {mode} ({law}): {serial['serial_fraction']:.2f}, "
-            f"misses by {serial['residual']:.2f}{each}"
-        )
+        said += textwrap.wrap(_serial_words(mode, serial, document), _TERMINAL)
+    said.append("Serial fractions are against the mean of single and ddp on one device.")
     if any(len(_karp_flatts(rows, mode)) > 1 for mode in fitted):
         said += textwrap.wrap(_LEGEND_OF_POINTS, _TERMINAL)
     if any(serial["serial_fraction"] > 1 for serial in fitted.values()):
         said.append("A serial fraction above 1: more devices are slower than one.")
     return said
+
+
+def _serial_words(mode: str, serial: Row, document: Mapping[str, Any]) -> str:
+    law, missed = ("Amdahl", "step times by {:.2f} of one device's")
+    if not document["strong"]:
+        law, missed = ("Gustafson", "speed-ups by {:.2f}")
+    points, residual = _karp_flatts(document["rows"], mode), serial["residual"]
+    misses = "" if residual is None else f", misses {missed.format(residual)}"
+    each = f"; point by point (Karp-Flatt) {', '.join(points)}" if points else ""
+    return f"serial fraction of {mode} ({law}): {serial['serial_fraction']:.2f}{misses}{each}"
+
+
+def _base(rows: Sequence[Row]) -> str:
+    """What speed-ups refer to."""
+    [base] = [row for row in rows if row["is_base"]]
+    return _setting(base) if base["setting"] else f"{base['mode']} on {base['devices']}"
 
 
 def _karp_flatts(rows: Sequence[Row], mode: str) -> list[str]:

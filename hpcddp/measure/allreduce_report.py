@@ -7,8 +7,10 @@ from typing import Any
 import torch
 
 from hpcddp.config.layout import ProcessLayout
-from hpcddp.measure.alpha_beta import fit_alpha_beta
+from hpcddp.measure.alpha_beta import AlphaBeta, fit_alpha_beta
 from hpcddp.measure.collectives import AllReduceTime, bus_factor
+
+_LARGEST_MISS = 0.25  # of a time that is known as well as that; what is missed by more is no line
 
 
 def allreduce_document(
@@ -52,7 +54,7 @@ def _fit(times: Sequence[AllReduceTime], world_size: int) -> dict[str, Any] | No
     fit = fit_alpha_beta(
         [each.bytes for each in times],
         [each.seconds for each in times],
-        [(each.quartiles_s[1] - each.quartiles_s[0]) / each.seconds for each in times],
+        [_spread(each) for each in times],
     )
     if fit.beta_bytes_per_s == float("inf"):
         return None
@@ -63,4 +65,16 @@ def _fit(times: Sequence[AllReduceTime], world_size: int) -> dict[str, Any] | No
         "alpha_error_s": fit.alpha_error_s,
         "beta_error_gb_per_s": fit.beta_error_bytes_per_s / 1e9,
         "worst_relative_miss": fit.worst,
+        "is_line": _is_line(fit, times),
     }
+
+
+def _spread(measured: AllReduceTime) -> float:
+    low, high = measured.quartiles_s
+    return (high - low) / measured.seconds
+
+
+def _is_line(fit: AlphaBeta, times: Sequence[AllReduceTime]) -> bool:
+    """Whether no size is missed far, but for those whose own times scatter."""
+    known = [each for each in times if _spread(each) <= _LARGEST_MISS]
+    return all(abs(fit.seconds(each.bytes) / each.seconds - 1) <= _LARGEST_MISS for each in known)

@@ -7,6 +7,7 @@ from typing import Any
 from hpcddp.measure.blocks import Block, CellRecord
 from hpcddp.measure.cells import MODES, Cell
 from hpcddp.measure.scaling import (
+    Ratio,
     Serial,
     amdahl,
     efficiency,
@@ -38,10 +39,10 @@ def row_of(cell: Cell, record: CellRecord, global_batch: int) -> Row:
         "step_s_iqr": spread.iqr,
         "round_s_medians": record.round_s,
         "images_per_s": global_batch / spread.median,
-        "comm_fraction": _fraction("comm_s", blocks),
-        "exposed_comm_fraction": _fraction("exposed_comm_s", blocks),
+        **_with_iqr("comm_fraction", _fractions("comm_s", blocks)),
+        **_with_iqr("exposed_comm_fraction", _fractions("exposed_comm_s", blocks)),
         "exposed_comm_s_per_process": _waits(record),
-        "overlap_ratio": _overlap(blocks),
+        **_with_iqr("overlap_ratio", _overlaps(blocks)),
         **_without_sync(record),
         "memory_bytes_per_device": memory,
         "memory_imbalance": imbalance(memory) if memory else None,
@@ -68,14 +69,19 @@ def _phases(blocks: Sequence[Block]) -> dict[str, list[float]]:
     return {name: [step.get(name, 0.0) for step in steps] for name in names}
 
 
-def _fraction(phase: str, blocks: Sequence[Block]) -> float | None:
-    """The median share of a phase in its step; None where steps were not taken apart."""
-    shares = [
+def _with_iqr(name: str, values: Sequence[float]) -> Row:
+    """The median and the interquartile range; None where there are no values."""
+    spread = spread_of(values) if values else None
+    return {name: spread and spread.median, f"{name}_iqr": spread and spread.iqr}
+
+
+def _fractions(phase: str, blocks: Sequence[Block]) -> list[float]:
+    """The share of a phase in each step; empty where steps were not taken apart."""
+    return [
         step[phase] / step_s
         for block in blocks
         for step, step_s in zip(block.phases, block.step_s, strict=bool(block.phases))
     ]
-    return median(shares) if shares else None
 
 
 def _waits(record: CellRecord) -> list[float]:
@@ -85,10 +91,14 @@ def _waits(record: CellRecord) -> list[float]:
     return [median([step["exposed_comm_s"] for step in own]) for own in phases if own]
 
 
-def _overlap(blocks: Sequence[Block]) -> float | None:
-    """The median share of its communication that a step hides; None where there is none."""
+def _overlaps(blocks: Sequence[Block]) -> list[float]:
+    """The share of its communication that each step hides which communicates.
+
+    Of that DDP's broadcast of buffers is a part, exposed as a whole: torch's own overlap, of the
+    reductions alone, is another number.
+    """
     steps = [step for block in blocks for step in block.phases if step["comm_s"]]
-    return median([1 - s["exposed_comm_s"] / s["comm_s"] for s in steps]) if steps else None
+    return [1 - step["exposed_comm_s"] / step["comm_s"] for step in steps]
 
 
 def _without_sync(record: CellRecord) -> Row:
@@ -99,8 +109,8 @@ def _without_sync(record: CellRecord) -> Row:
     if record.without_sync:
         alone = CellRecord(visits=record.without_sync)
         ratio = ratio_of(record.round_s, alone.round_s)
-        value = 1 - ratio.value
-        between = [1 - ratio.high, 1 - ratio.low] if math.isfinite(ratio.high) else None
+        value, bounds = 1 - ratio.value, _interval(ratio)
+        between = bounds and [1 - bounds[1], 1 - bounds[0]]
     return {"no_sync_exposed_fraction": value, "no_sync_exposed_interval": between}
 
 
@@ -132,7 +142,11 @@ def _utilisation(record: CellRecord) -> list[float] | None:
 
 
 def with_speedups(rows: Sequence[Row], base: Row, *, is_weak: bool) -> list[Row]:
-    """The rows with speed-up and efficiency relative to `base`, and with Karp-Flatt's fraction."""
+    """The rows with speed-up and efficiency relative to `base`, and with Karp-Flatt's fraction.
+
+    Speed-ups are formed round by round: they need not be the ratio of `images_per_s`. `is_base`
+    marks the row that they refer to.
+    """
     fractions = [None if is_weak or row["setting"] else _karp_flatt(row, rows) for row in rows]
     return [
         row | _relative(row, base) | {"karp_flatt": fraction}
@@ -141,22 +155,49 @@ def with_speedups(rows: Sequence[Row], base: Row, *, is_weak: bool) -> list[Row]
 
 
 def _relative(row: Row, base: Row) -> Row:
-    speedup = row["images_per_s"] / base["images_per_s"]
+    speedup = throughput_ratio(base, row)
     n = row["devices"] / base["devices"]
-    return {"speedup": speedup, "efficiency": None if row["setting"] else efficiency(speedup, n)}
+    return {
+        "speedup": speedup.value,
+        "speedup_interval": _interval(speedup),
+        "efficiency": None if row["setting"] else efficiency(speedup.value, n),
+        "is_base": row is base,
+    }
+
+
+def throughput_ratio(first: Row, second: Row) -> Ratio:
+    """Images per second round by round, second / first."""
+    return ratio_of(
+        *(
+            [row["global_batch"] / seconds for seconds in row["round_s_medians"]]
+            for row in (first, second)
+        )
+    )
+
+
+def _interval(ratio: Ratio) -> list[float] | None:
+    return [ratio.low, ratio.high] if math.isfinite(ratio.high) else None
 
 
 def _karp_flatt(row: Row, rows: Sequence[Row]) -> float | None:
-    speedup = _own_speedup(row, rows)
+    speedup = _against_one_device(row, rows)
     return None if speedup is None else karp_flatt(speedup, row["devices"])
 
 
-def _own_speedup(row: Row, rows: Sequence[Row]) -> float | None:
-    """Against the same mode on one device: what serial fractions are about. None without such."""
-    for one in rows:
-        if (one["mode"], one["devices"], one["setting"]) == (row["mode"], 1, {}):
-            return row["images_per_s"] / one["images_per_s"]
-    return None
+def _against_one_device(row: Row, rows: Sequence[Row]) -> float | None:
+    """The speed-up that serial fractions are about; None where nothing was measured on one device.
+
+    There single and ddp run the same code: their geometric mean, round by round, is known better
+    than either, and two modes do not differ by what disturbed their one device. dp computes the
+    same with threads around it, so it counts only where nothing else was measured.
+    """
+    ones = [each for each in rows if each["devices"] == 1 and not each["setting"]]
+    if not ones:
+        return None
+    ones = [each for each in ones if each["mode"] != "dp"] or ones
+    rounds = zip(*(each["round_s_medians"] for each in ones), strict=True)
+    means = [math.prod(seconds) ** (1 / len(ones)) for seconds in rounds]
+    return throughput_ratio(ones[0] | {"round_s_medians": means}, row).value
 
 
 def base_of(rows: Sequence[Row], configured: Mapping[str, Any]) -> Row:
@@ -173,12 +214,12 @@ def base_of(rows: Sequence[Row], configured: Mapping[str, Any]) -> Row:
 def serial_fractions(rows: Sequence[Row], *, is_weak: bool) -> dict[str, Row]:
     """Per mode Amdahl's serial fraction, or Gustafson's for weak scaling.
 
-    None of a mode that was not measured on one device: no formula knows what to compare it with.
+    None where nothing was measured on one device: no formula knows what to compare with.
     """
     fitted: dict[str, Row] = {}
     for mode in MODES:
         own = [row for row in rows if row["mode"] == mode and not row["setting"]]
-        points = {row["devices"]: _own_speedup(row, rows) for row in own}
+        points = {row["devices"]: _against_one_device(row, rows) for row in own}
         known = {n: speedup for n, speedup in points.items() if speedup is not None}
         serial = (gustafson if is_weak else amdahl)(known)
         if serial is not None:

@@ -1,5 +1,6 @@
 """What a comparison's rows show, as words of its verdict's evidence. Pure; judges nothing."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,9 @@ from hpcddp.measure.scaling import Ratio, ratio_of
 from hpcddp.phases import COMM_PARTS
 
 Row = Mapping[str, Any]
+SMALLEST = 0.03  # a smaller difference is nobody's reason to change anything
 _MUCH = 0.10  # of a step
+_BUSY = 0.8  # of a CPU
 _UNEVEN_MEMORY = 1.2
 _UNEVEN_USE = 0.2
 _CAP = "ddp.bucket_cap_mib"
@@ -27,12 +30,32 @@ class Circumstances:
 
 
 def control_of(rows: Sequence[Row]) -> Ratio | None:
-    """On one device all modes compute the same: slowest over fastest."""
-    same = [row for row in rows if row["devices"] == 1]
-    if len(same) < 2:
-        return None
-    ordered = sorted(same, key=lambda row: row["step_s_median"])
-    return ratio_of(ordered[0]["round_s_medians"], ordered[-1]["round_s_medians"])
+    """Of what is the same computation, slowest over fastest: all modes on one device, and a
+    setting that was measured several times.
+    """
+    groups: dict[Any, list[Row]] = {}
+    for row in rows:
+        several = (row["mode"], row["devices"], setting_words(row))
+        groups.setdefault(1 if row["devices"] == 1 else several, []).append(row)
+    ordered = [sorted(same, key=round_time) for same in groups.values() if len(same) > 1]
+    ratios = [ratio_of(o[0]["round_s_medians"], o[-1]["round_s_medians"]) for o in ordered]
+    return max(ratios, key=lambda ratio: ratio.value, default=None)
+
+
+def round_time(row: Row) -> float:
+    """By which rows are ordered as their ratios are: the logarithm of the time of its rounds."""
+    return math.fsum(map(math.log, row["round_s_medians"]))
+
+
+def noise_words(rows: Sequence[Row]) -> str:
+    """By how much the same computation differs from itself."""
+    control = control_of(rows)
+    if control is None:
+        return ""
+    by = _percent(control.value - 1)
+    if any(row["setting"] for row in rows):
+        return f"noise: what was measured several times differs from itself by {by}"
+    return f"noise: on one device, where all modes compute the same, they differ by {by}"
 
 
 def more_words(rows: Sequence[Row], shown: Sequence[Row]) -> list[str]:
@@ -41,15 +64,17 @@ def more_words(rows: Sequence[Row], shown: Sequence[Row]) -> list[str]:
     fastest = max(rows, key=lambda row: row["images_per_s"])
     if fastest["devices"] < max(row["devices"] for row in shown):
         said.append(f"fastest of all is {fastest['mode']} on {devices_words(fastest)}")
-    control = control_of(rows)
-    if control is not None:
-        by = _percent(control.value - 1)
-        said.append(f"noise: on one device, where all modes compute the same, they differ by {by}")
-    return said
+    return [*said, noise_words(rows)]
 
 
 def _row_words(row: Row) -> tuple[str, ...]:
-    return (_data_words(row), _memory_words(row), _use_words(row), late_words(row))
+    return (
+        _data_words(row),
+        _memory_words(row),
+        _use_words(row),
+        late_words(row),
+        hidden_cost_words(row),
+    )
 
 
 def _data_words(row: Row) -> str:
@@ -81,6 +106,28 @@ def late_words(row: Row) -> str:
     return (
         f"process {late} of {len(waits)} comes late: it waits {ms(waits[late])} of a step for the "
         f"others, which wait up to {ms(max(waits))}"
+    )
+
+
+def launch_words(dp: Row, where: Circumstances) -> str:
+    """That dp's one process may be what its GPUs wait for. On CPUs it is busy computing."""
+    busy = sum(dp.get("cpu_s_per_step_per_process") or ()) / dp["step_s_median"]
+    if where.backend == "gloo" or busy < _BUSY:
+        return ""
+    return (
+        f"dp's one process has a CPU for {_percent(busy)} of the step, the wait for its GPUs "
+        "included: what its threads do in Python, launching kernels too, they do in turns"
+    )
+
+
+def hidden_cost_words(row: Row) -> str:
+    """That communication takes cores, or SMs and memory, from the backward pass that hides it."""
+    exposed, between = row.get("exposed_comm_fraction"), row.get("no_sync_exposed_interval")
+    if exposed is None or between is None or between[0] <= exposed + SMALLEST:
+        return ""
+    return (
+        f"{row['mode']}'s exchange costs at least {_percent(between[0])} of the step, of which "
+        f"{_percent(exposed)} are exposed: what is hidden slows the backward pass beside it"
     )
 
 

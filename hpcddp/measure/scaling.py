@@ -24,10 +24,12 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Serial:
-    """A fitted serial fraction and the root mean square of what the fit leaves over."""
+    """A fitted serial fraction and the root mean square of what the fit leaves over: of 1/S for
+    Amdahl's, of S for Gustafson's. None of a single point, through which it always goes.
+    """
 
     fraction: float
-    residual: float
+    residual: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ def _fit(points: Mapping[float, tuple[float, float]]) -> Serial | None:
         return None
     fraction = sum(x * y for x, y in points.values()) / sum(x * x for x, _ in points.values())
     left_over = sum((y - fraction * x) ** 2 for x, y in points.values()) / len(points)
-    return Serial(fraction, math.sqrt(left_over))
+    return Serial(fraction, math.sqrt(left_over) if len(points) > 1 else None)
 
 
 def ratio_of(first: Sequence[float], second: Sequence[float], *, comparisons: int = 1) -> Ratio:

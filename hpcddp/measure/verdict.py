@@ -8,16 +8,22 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hpcddp.measure.comparison import throughput_ratio
 from hpcddp.measure.evidence import (
+    SMALLEST,
     Circumstances,
     Row,
     cap_words,
     communication_words,
     control_of,
     devices_words,
+    hidden_cost_words,
     late_words,
+    launch_words,
     more_words,
+    noise_words,
     ratio_words,
+    round_time,
     setting_words,
     time_words,
     totals_words,
@@ -25,7 +31,6 @@ from hpcddp.measure.evidence import (
 from hpcddp.measure.scaling import Ratio, ratio_of
 from hpcddp.phases import DP_ON_CPU
 
-SMALLEST = 0.03  # a smaller difference is nobody's reason to change anything
 _TIGHT = 0.05
 _FEW_ROUNDS, _MANY_ROUNDS = 3, 5
 _LOOK = "`nvidia-smi topo -m` and `python -m hpcddp bench allreduce` show it."
@@ -42,9 +47,8 @@ _GLOO = (
     "On CPUs DDP's processes send gradients through sockets (gloo), while the threads of DP share "
     "their memory. On GPUs the usual cause is missing peer-to-peer access."
 )
-_ONE_PROCESS = (
-    "dp is one process: what its threads do in Python, launching kernels too, they do in turns"
-)
+_NOISE = "what is the same computation on one device differs by more than the modes"
+_SWEPT_NOISE = "what was measured several times differs from itself by more than the settings"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +70,14 @@ def verdict_of(rows: Sequence[Row], where: Circumstances) -> Verdict:
 
 
 def _verdict_of(rows: Sequence[Row], where: Circumstances) -> Verdict:
-    pair = _largest_pair(rows)
-    if pair is not None:
-        return _dp_against_ddp(*pair, rows, where)
+    pairs = _pairs(rows)
+    if pairs:
+        return _dp_against_ddp(pairs, rows, where)
     most = max(rows, key=lambda row: (row["devices"], row["images_per_s"]))
     one = min(rows, key=lambda row: row["devices"])
     if most["devices"] == one["devices"]:
         return _nothing_to_compare(rows)
-    return _many_against_one(most, one, where)
+    return _many_against_one(most, one, rows, where)
 
 
 def _nothing_to_compare(rows: Sequence[Row]) -> Verdict:
@@ -86,14 +90,18 @@ def _nothing_to_compare(rows: Sequence[Row]) -> Verdict:
     return Verdict(said, "low", tuple(evidence), within_noise=False)
 
 
-def _largest_pair(rows: Sequence[Row]) -> tuple[Row, Row] | None:
-    """DP and DDP on the largest number of devices that both were measured on; None below two."""
+def _pairs(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
+    """DP and DDP on each number of devices above one that both were measured on, most first."""
     by_place = {(row["mode"], row["devices"]): row for row in rows}
     common = [n for mode, n in by_place if mode == "dp" and ("ddp", n) in by_place and n > 1]
-    return (by_place["dp", max(common)], by_place["ddp", max(common)]) if common else None
+    return [(by_place["dp", n], by_place["ddp", n]) for n in sorted(common, reverse=True)]
 
 
-def _dp_against_ddp(dp: Row, ddp: Row, rows: Sequence[Row], where: Circumstances) -> Verdict:
+def _dp_against_ddp(
+    pairs: Sequence[tuple[Row, Row]], rows: Sequence[Row], where: Circumstances
+) -> Verdict:
+    """On the most devices; what the others say is evidence."""
+    (dp, ddp), *smaller = pairs
     ratio = ratio_of(ddp["round_s_medians"], dp["round_s_medians"])
     place = f"on {devices_words(ddp)}"
     if _is_noise(ratio):
@@ -106,16 +114,27 @@ def _dp_against_ddp(dp: Row, ddp: Row, rows: Sequence[Row], where: Circumstances
     evidence = [
         f"step {place}: dp {time_words(dp)}, ddp {time_words(ddp)}",
         ratio_words("dp / ddp", ratio, dp),
+        *(_smaller_words(*pair, ratio) for pair in smaller),
         communication_words(dp, where),
         communication_words(ddp, where),
-        _ONE_PROCESS if ratio.value > 1 and not _is_noise(ratio) else "",
+        launch_words(dp, where) if ratio.value > 1 and not _is_noise(ratio) else "",
         *more_words(rows, (dp, ddp)),
     ]
     return _judged(words, ratio, evidence, rows, where, rounds=len(dp["round_s_medians"]))
 
 
-def _many_against_one(most: Row, one: Row, where: Circumstances) -> Verdict:
-    ratio = _throughput_ratio(one, most)
+def _smaller_words(dp: Row, ddp: Row, most: Ratio) -> str:
+    """The ratio on fewer devices, and whether another mode is the faster there."""
+    ratio = ratio_of(ddp["round_s_medians"], dp["round_s_medians"])
+    said = ratio_words(f"dp / ddp on {devices_words(dp)}", ratio, dp)
+    if _is_noise(ratio):
+        return f"{said}: within noise"
+    turns = not _is_noise(most) and (ratio.value > 1) != (most.value > 1)
+    return f"{said}: there {'ddp' if ratio.value > 1 else 'dp'} is the faster" if turns else said
+
+
+def _many_against_one(most: Row, one: Row, rows: Sequence[Row], where: Circumstances) -> Verdict:
+    ratio = throughput_ratio(one, most)
     place = f"{most['mode']} on {devices_words(most)}"
     if _is_noise(ratio):
         words = f"{place} and {devices_words(one)} {_alike(ratio)}: within noise."
@@ -133,9 +152,9 @@ def _many_against_one(most: Row, one: Row, where: Circumstances) -> Verdict:
         f"step: {one['mode']} {time_words(one)}, {most['mode']} {time_words(most)}",
         ratio_words("images/s", ratio, most),
         communication_words(most, where),
-        *more_words((most, one), (most,)),
+        *more_words(rows, (most,)),
     ]
-    return _judged(words, ratio, evidence, (most, one), where, rounds=len(most["round_s_medians"]))
+    return _judged(words, ratio, evidence, rows, where, rounds=len(most["round_s_medians"]))
 
 
 def verdict_of_sweep(
@@ -145,11 +164,13 @@ def verdict_of_sweep(
     is the run's own setting or, where that was not measured, the first.
     """
     evidence = [f"{setting_words(row)}: {time_words(row)}{totals_words(row)}" for row in rows]
-    base, others = rows[index], [*rows[:index], *rows[index + 1 :]]
+    evidence += [noise_words(rows)]
+    base = rows[index]
+    others = [row for row in rows if row["setting"] != base["setting"]]
     if not others:
         said = f"Only {setting_words(base)} was measured: there is nothing to compare."
-        return Verdict(said, "low", tuple(evidence), within_noise=False)
-    best = min(others, key=lambda row: row["step_s_median"])
+        return Verdict(said, "low", tuple(filter(None, evidence)), within_noise=False)
+    best = min(others, key=round_time)
     ratio = ratio_of(best["round_s_medians"], base["round_s_medians"], comparisons=len(others))
     own, fastest = setting_words(base), setting_words(best)
     named = f"{own}, {'the one of this run' if is_own else 'the first'},"
@@ -160,14 +181,14 @@ def verdict_of_sweep(
     else:
         words = f"{fastest} is {ratio.value:.2f} times as fast as {own}."
     evidence += [ratio_words(f"{own} / {fastest}", ratio, base)]
-    evidence += [*_wrong_number(rows), cap_words(rows), *_late(rows)]
+    evidence += [*_wrong_number(rows), cap_words(rows), *_setting_by_setting(rows)]
     rounds = len(base["round_s_medians"])
-    return _judged(words, ratio, evidence, (), where, rounds=rounds)
+    return _judged(words, ratio, evidence, rows, where, rounds=rounds)
 
 
-def _late(rows: Sequence[Row]) -> list[str]:
-    """Who keeps the others waiting, setting by setting."""
-    said = [(row, late_words(row)) for row in rows]
+def _setting_by_setting(rows: Sequence[Row]) -> list[str]:
+    """Who keeps the others waiting, and what hidden communication costs."""
+    said = [(row, words) for row in rows for words in (late_words(row), hidden_cost_words(row))]
     return [f"{setting_words(row)}: {words}" for row, words in said if words]
 
 
@@ -176,14 +197,15 @@ def _wrong_number(rows: Sequence[Row]) -> list[str]:
     if not all("comm_s" in row.get("phases", {}) for row in rows):
         return []
     least = min(rows, key=lambda row: row["phases"]["comm_s"])
-    fastest = min(rows, key=lambda row: row["step_s_median"])
-    if least is fastest or _is_noise(
+    fastest = min(rows, key=round_time)
+    # Only one of the two was picked for its time: there are as many comparisons as others.
+    if least["setting"] == fastest["setting"] or _is_noise(
         ratio_of(fastest["round_s_medians"], least["round_s_medians"], comparisons=len(rows) - 1)
     ):
         return []
     return [
         f"{setting_words(least)} has the least communication in all and is not the fastest: only "
-        "what is exposed costs time"
+        "what is exposed is waited for"
     ]
 
 
@@ -204,8 +226,8 @@ def _judged(
         counted = f"{rounds} round{'s' if rounds > 1 else ''}"
         doubts.append(f"only {counted}: chance cannot be told from a difference")
     control = control_of(rows)
-    if control is not None and abs(control.value - 1) > max(SMALLEST, abs(ratio.value - 1)):
-        doubts.append("what is the same computation on one device differs by more than the modes")
+    if control is not None and control.value > max(1 + SMALLEST, ratio.value, 1 / ratio.value):
+        doubts.append(_SWEPT_NOISE if any(row["setting"] for row in rows) else _NOISE)
     if doubts or (_is_noise(ratio) and not _is_clear(ratio)):
         confidence = "low"
     else:
@@ -228,11 +250,3 @@ def _is_clear(ratio: Ratio) -> bool:
 def _alike(ratio: Ratio) -> str:
     """Two things between which no difference was found: because there is none, or for noise."""
     return "are equally fast" if _is_clear(ratio) else "cannot be told apart"
-
-
-def _throughput_ratio(first: Row, second: Row) -> Ratio:
-    """Images per second, second / first."""
-    return ratio_of(
-        [first["global_batch"] / seconds for seconds in first["round_s_medians"]],
-        [second["global_batch"] / seconds for seconds in second["round_s_medians"]],
-    )

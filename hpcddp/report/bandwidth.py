@@ -51,11 +51,32 @@ def _evidence(document: Row) -> tuple[str, ...]:
     return (
         checked,
         f"Line through all sizes: latency {time_text(fit['alpha_s'])}, bus bandwidth "
-        f"{number_text(8 * fit['bus_gb_per_s'])} Gbit/s; it misses a size by up to "
+        f"{number_text(8 * fit['bus_gb_per_s'])} Gbit/s{_errors(fit)}; it misses a size by up to "
         f"{percent_text(fit['worst_relative_miss'])}.",
+        *_no_line(document),
         "Bus bandwidth is size / time x 2(n-1)/n: what each of n processes sends, to be held "
         "against the speed of a link where each node has one process.",
         *_node_words(document["rows"][-1]),
+    )
+
+
+def _errors(fit: Row) -> str:
+    """The standard errors of both."""
+    if "alpha_error_s" not in fit:
+        return ""
+    sure = percent_text(fit["beta_error_gb_per_s"] / fit["beta_gb_per_s"])
+    return f" (standard errors {time_text(fit['alpha_error_s'])} and {sure})"
+
+
+def _no_line(document: Row) -> tuple[str, ...]:
+    """What to take instead of a line that the times do not lie on."""
+    if document["fit"].get("is_line", True):
+        return ()
+    smallest, largest = document["rows"][0], document["rows"][-1]
+    return (
+        f"No line describes times that it misses so far: take {time_text(smallest['seconds'])}, of "
+        f"{bytes_text(smallest['bytes'])}, for the latency, and the bus bandwidth of "
+        f"{bytes_text(largest['bytes'])}, {number_text(8 * largest['busbw_gb_per_s'])} Gbit/s.",
     )
 
 

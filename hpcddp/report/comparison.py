@@ -91,8 +91,8 @@ def _throughput(rows: Sequence[Row], document: Row) -> Drawing:
 
 def _sweep(rows: Sequence[Row]) -> Drawing:
     said = (
-        "Communication beside the backward pass costs nothing; only what is exposed makes the step "
-        f"longer. Medians; {_SPREAD}. {counts_text(rows)}."
+        "The step waits only for what is exposed; the rest may slow the backward pass beside it, "
+        f"which the step without any exchange shows. Medians; {_SPREAD}. {counts_text(rows)}."
     )
     return _drawing("sweep", "Step and communication by setting", 4.4, said,
                     lambda figure: paint_sweep(figure, rows))  # fmt: skip
@@ -112,7 +112,11 @@ def _memory(rows: Sequence[Row], document: Row) -> Drawing:
     known = [row for row in rows if row.get("memory_bytes_per_device")]
     if not known:
         return Drawing(title, None, "")
-    said = f"Highest of all steps that count, so it has no spread. {counts_text(known)}."
+    said = (
+        "Highest of all steps that count, so it has no spread. What torch's allocator gave out: "
+        "what it keeps free, CUDA's context and NCCL's buffers come on top. "
+        f"{counts_text(known)}."
+    )
     bars = sum(len(row["memory_bytes_per_device"]) for row in known)
     return _drawing("memory", title, 0.8 + 0.22 * bars, said,
                     lambda figure: paint_memory(figure, known, document))  # fmt: skip

@@ -11,12 +11,18 @@ from hpcddp.report.values import (
     mode_text,
     number_text,
     percent_text,
+    place_text,
     setting_text,
     shown,
     time_text,
 )
 
 Cell = Callable[[Row], str]
+_SPEED = "Speed"
+_LAWS = (
+    ("amdahl", "Amdahl's law", "the step times, as a share of one device's"),
+    ("gustafson", "Gustafson's law", "the speed-ups"),
+)
 _NOTHING = "-"  # where there is nothing that could have been measured
 
 
@@ -37,8 +43,10 @@ def comparison_tables(document: Row) -> list[Table]:
     who["devices"] = lambda row: str(row["devices"])
     if swept:
         who["setting"] = lambda row: setting_text(row) or "as configured"
+    bases = [f" (against {place_text(row, document)})" for row in rows if row.get("is_base")]
     tables = [
-        _table(caption, rows, who | columns | _COUNTS) for caption, columns in _COLUMNS.items()
+        _table("".join([caption, *bases * (caption == _SPEED)]), rows, who | columns | _COUNTS)
+        for caption, columns in _COLUMNS.items()
     ]
     return [*tables, *_serial_fractions(document)]
 
@@ -60,18 +68,18 @@ def _value(key: str, text: Callable[[Any], str]) -> Cell:
 def _serial_fractions(document: Row) -> list[Table]:
     """Amdahl's law for one amount of work, Gustafson's for work that grows with the devices."""
     tables = []
-    for key, law in (("amdahl", "Amdahl's law"), ("gustafson", "Gustafson's law")):
+    for key, law, what in _LAWS:
         fits = document.get(key) or {}
         rows = tuple(
             (
                 mode_text({"mode": mode}, document),
                 shown(fit.get("serial_fraction"), percent_text),
-                shown(fit.get("residual"), number_text),
+                _NOTHING if fit.get("residual") is None else number_text(fit["residual"]),
             )
             for mode, fit in fits.items()
         )
         if rows:
-            header = ("mode", "serial fraction", "residual of the speed-ups")
+            header = ("mode", "serial fraction", f"residual of {what}")
             tables.append(Table(f"Part of the work that does not scale ({law})", header, rows))
     return tables
 
@@ -92,11 +100,28 @@ def _phase(name: str) -> Cell:
     return text
 
 
+def _share(key: str) -> Cell:
+    """A share of the step with its interquartile range, where it has one."""
+
+    def text(row: Row) -> str:
+        said, iqr = shown(row.get(key), percent_text), row.get(f"{key}_iqr")
+        return f"{said}, IQR {percent_text(iqr)}" if iqr else said
+
+    return text
+
+
 def _left_out(row: Row) -> str:
     """Of the step, with the bounds of its 95 % interval."""
     said = shown(row.get("no_sync_exposed_fraction"), percent_text)
     between = row.get("no_sync_exposed_interval")
     return said if not between else f"{said} ({' to '.join(map(percent_text, between))})"
+
+
+def _speedup(row: Row) -> str:
+    """With the bounds of its 95 % interval."""
+    said = shown(row.get("speedup"), number_text)
+    between = row.get("speedup_interval")
+    return said if not between else f"{said} ({' to '.join(map(number_text, between))})"
 
 
 def _has_several(row: Row) -> bool:
@@ -122,12 +147,12 @@ _COUNTS: dict[str, Cell] = {
     "discarded": _value("discarded", str),
 }
 _COLUMNS: dict[str, dict[str, Cell]] = {
-    "Speed": {
+    _SPEED: {
         "step, median": _value("step_s_median", time_text),
         "95 % of steps below": _value("step_s_p95", time_text),
         "interquartile range": _value("step_s_iqr", time_text),
         "images/s": _value("images_per_s", number_text),
-        "speed-up": _value("speedup", number_text),
+        "speed-up": _speedup,
         "efficiency": _value_if(_is_scaling, "efficiency", percent_text),
         "Karp-Flatt": _value_if(
             lambda row: _is_scaling(row) and _has_several(row), "karp_flatt", percent_text
@@ -136,8 +161,8 @@ _COLUMNS: dict[str, dict[str, Cell]] = {
     "Communication (bytes of ddp: gradients; of dp: gradients and parameters)": {
         "bytes per step": _value("comm_bytes_per_step", bytes_text),
         "buckets": _value_if(_exchanges, "buckets", lambda buckets: str(len(buckets))),
-        "share of the step": _value("comm_fraction", percent_text),
-        "exposed": _value("exposed_comm_fraction", percent_text),
+        "share of the step": _share("comm_fraction"),
+        "exposed": _share("exposed_comm_fraction"),
         "exposed, by leaving it out": lambda row: _left_out(row) if _exchanges(row) else _NOTHING,
         "in all": _phase("comm_s"),
     },

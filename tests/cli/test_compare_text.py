@@ -17,6 +17,8 @@ def row(mode, devices, **more):
         "step_s_iqr": 0.01,
         "images_per_s": 123456.7,
         "speedup": 1.5,
+        "speedup_interval": [1.381, 1.629],
+        "is_base": False,
         "efficiency": 0.75,
         "karp_flatt": 0.333 if devices > 1 else None,
         "phases": {"comm_s": 0.05, "exposed_comm_s": 0.01},
@@ -31,7 +33,8 @@ def row(mode, devices, **more):
     }
 
 
-def document(*rows, **more):
+def document(first, *others, **more):
+    rows = [first | {"is_base": True}, *others]
     return {
         "title": "DataParallel against DDP",
         "machine": {"hosts": ["n1"], "cpus": 8, "processor": "A processor", "gpus": []},
@@ -44,7 +47,7 @@ def document(*rows, **more):
         "strong": True,
         "backend": "gloo",
         "label_of_dp": "DataParallel algorithm on CPU threads",
-        "rows": list(rows),
+        "rows": rows,
         "amdahl": {"dp": {"serial_fraction": 0.25, "residual": 0.01}},
         "verdict": {"words": "Words.", "confidence": "low", "evidence": ["why"]},
         "not_measured": ["memory"],
@@ -60,9 +63,11 @@ def columns(text, figure="IMAGES/S"):
 
 
 def test_figures_are_whole_and_columns_without_any_are_left_out():
-    text = compare_text(document(row("single", 1), row("dp", 4)))
+    text = compare_text(document(row("single", 1, speedup_interval=[1.0, 1.0]), row("dp", 4)))
     header, rows = columns(text)
+    assert rows[0][-4:] == ["1.50", "-", "75", "%"]
     assert rows[1][:6] == ["dp", "4", "123.5", "200.0", "10.0", "50+5"]
+    assert rows[1][-4:] == ["1.50", "1.38-1.63", "75", "%"]
     header, rows = columns(text, "EXPOSED ms")
     assert rows[1][:6] == ["dp", "4", "50.0", "±12", "10.0", "±1.5"]
     assert "300.0" in rows[1]  # CPU ms of both processes
@@ -84,7 +89,9 @@ def test_dp_verdict_and_what_is_missing_are_said():
     for said in (
         "dp: DataParallel algorithm on CPU threads",
         "Words. Confidence: low.\n  - why\nNot measured here:\n  - memory",
-        "dp (Amdahl): 0.25, misses by 0.01; point by point (Karp-Flatt) 0.33 at 4",
+        "dp (Amdahl): 0.25, misses step times by 0.01 of one device's;\n"
+        "point by point (Karp-Flatt) 0.33 at 4",
+        "Serial fractions are against the mean of single and ddp on one device.",
         "global batch 64 (the same global batch)",
         "1 x 8 CPUs (A processor), gloo",
     ):
@@ -92,10 +99,18 @@ def test_dp_verdict_and_what_is_missing_are_said():
     assert "dp:" not in compare_text(document(row("single", 1), row("ddp", 4)))
 
 
+def test_what_speed_ups_refer_to_is_named():
+    text = " ".join(compare_text(document(row("dp", 2), row("dp", 4))).split())
+    assert "SPEED-UP: of images per second against dp on 2, round by round" in text
+    settings = [row("ddp", 2, setting={"ddp.bucket_cap_mib": mib}) for mib in (25, 50)]
+    text = " ".join(compare_text(document(*settings, amdahl={})).split())
+    assert "against bucket_cap_mib=25, round by round" in text
+
+
 def test_weak_scaling_has_its_own_law():
     fitted = {"gustafson": {"ddp": {"serial_fraction": 0.1, "residual": 0.0}}, "amdahl": {}}
     text = compare_text(document(row("ddp", 4, karp_flatt=None), strong=False, **fitted))
-    assert "serial fraction of ddp (Gustafson): 0.10, misses by 0.00\n" in text
+    assert "serial fraction of ddp (Gustafson): 0.10, misses speed-ups by 0.00\n" in text
     assert "(the same images per device)" in text
 
 
@@ -103,7 +118,9 @@ def test_weak_scaling_has_its_own_law():
 def test_a_sweep_names_settings_in_the_place_of_modes(mib):
     swept = row("ddp", 2, setting={"ddp.bucket_cap_mib": mib}, efficiency=None)
     for figure in ("IMAGES/S", "EXPOSED ms"):
-        header, rows = columns(compare_text(document(swept, amdahl={})), figure)
+        text = compare_text(document(swept, amdahl={}))
+        assert "erial fraction" not in text
+        header, rows = columns(text, figure)
         assert header[0] == "SETTING"
         assert rows[0][0] == f"bucket_cap_mib={mib}"
         assert "EFF" not in header
@@ -127,6 +144,12 @@ def test_what_the_points_say_is_said_where_there_are_several():
     said = "a rise is communication"
     one, two = document(row("dp", 4)), document(row("dp", 2), row("dp", 4))
     assert (said in compare_text(one), said in compare_text(two)) == (False, True)
+
+
+def test_a_fraction_of_one_point_has_no_miss():
+    fitted = {"amdahl": {"ddp": {"serial_fraction": 0.1, "residual": None}}}
+    text = compare_text(document(row("ddp", 2), **fitted))
+    assert "serial fraction of ddp (Amdahl): 0.10; point by point" in text
 
 
 def test_a_serial_fraction_above_one_is_explained():

@@ -47,11 +47,28 @@ def test_no_failure_of_drawing_loses_the_report(measured, monkeypatch, capsys, e
 
 @pytest.mark.parametrize(("sizes", "said"), [(1, "take several sizes"), (2, "does not grow")])
 def test_why_no_line_was_fitted_is_said(sizes, said):
-    row = dict.fromkeys(("seconds_quartile_1", "seconds_quartile_3", "algbw_gb_per_s"), 1.0)
-    row |= {"bytes": 1024, "seconds": 1.0, "busbw_gb_per_s": 1.0, "n": 3, "discarded": 3}
-    report = {"world_size": 2, "nodes": 1, "backend": "gloo", "versions": {"torch": "2"}}
-    *_, last = allreduce_lines({**report, "rows": [row] * sizes, "fit": None})
+    *_, last = allreduce_lines(bandwidths([1024] * sizes, None))
     assert said in last
+
+
+def bandwidths(sizes, fit):
+    """A report of `bench allreduce`."""
+    row = dict.fromkeys(("seconds_quartile_1", "seconds_quartile_3", "algbw_gb_per_s"), 1.0)
+    row |= {"seconds": 1.0, "busbw_gb_per_s": 0.125, "n": 3, "discarded": 3}
+    report = {"world_size": 2, "nodes": 1, "backend": "gloo", "versions": {"torch": "2"}}
+    return {**report, "rows": [row | {"bytes": size} for size in sizes], "fit": fit}
+
+
+def test_a_line_has_its_errors_and_is_not_recommended_where_it_misses_far():
+    fit = {"alpha_s": 1e-3, "alpha_error_s": 2e-5, "beta_gb_per_s": 1.0, "bus_gb_per_s": 1.5}
+    fit |= {"beta_error_gb_per_s": 0.03, "worst_relative_miss": 0.2, "is_line": True}
+    *_, last = allreduce_lines(bandwidths([1024, 4096], fit))
+    assert "latency 1.00 ms ± 20.0 us, bus bandwidth 1.5 GB/s = 12 Gbit/s ± 3.0%" in last
+    assert last.endswith("it misses a size by up to 20%")
+    fit |= {"is_line": False}
+    *_, last = allreduce_lines(bandwidths([1024, 4096], fit))
+    assert "take 1000.00 ms, of 1024 bytes, for the latency" in last
+    assert last.endswith("the bus bandwidth of 4096 bytes, 0.125 GB/s = 1 Gbit/s")
 
 
 @pytest.fixture

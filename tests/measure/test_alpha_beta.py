@@ -1,6 +1,8 @@
 """Latency and bandwidth from times that are known."""
 
 import math
+import random
+import statistics
 
 import pytest
 
@@ -27,6 +29,39 @@ def test_a_miss_of_the_largest_size_does_not_drown_the_latency():
     assert fit.alpha_s == pytest.approx(5e-4, rel=0.05)
     assert fit.beta_bytes_per_s == pytest.approx(1.25e8, rel=0.1)
     assert 0 < fit.beta_error_bytes_per_s < 0.1 * fit.beta_bytes_per_s
+
+
+def test_noise_makes_neither_a_bandwidth_nor_a_latency_too_high():
+    """Medians over many lines; relative to the measured times they would be off by 0.13, -0.10."""
+    draw, fits = random.Random(0), []
+    for _ in range(400):
+        times = [(5e-4 + size / 1.25e8) * math.exp(draw.gauss(0, 0.3)) for size in SIZES]
+        fits.append(fit_alpha_beta(SIZES, times))
+    assert statistics.median(fit.beta_bytes_per_s for fit in fits) == pytest.approx(
+        1.25e8, rel=0.03
+    )
+    assert statistics.median(fit.alpha_s for fit in fits) == pytest.approx(5e-4, rel=0.03)
+    # As many as there should be of a normal distribution, 68 %, lie within their standard errors.
+    near = sum(abs(fit.beta_bytes_per_s - 1.25e8) < fit.beta_error_bytes_per_s for fit in fits)
+    assert near / len(fits) == pytest.approx(0.68, abs=0.1)
+
+
+def test_no_line_near_the_one_that_is_found_is_nearer_to_the_times():
+    """However wild they are: the passes go on as long as they help."""
+    draw = random.Random(0)
+    for _ in range(50):
+        times = [(5e-4 + size / 1.25e8) * math.exp(draw.gauss(0, 1.5)) for size in SIZES]
+        fit = fit_alpha_beta(SIZES, times)
+
+        def squares(alpha_s, slope, times=times):
+            found = [alpha_s + slope * size for size in SIZES]
+            return sum(math.log(t / m) ** 2 for t, m in zip(times, found, strict=True))
+
+        slope = 1 / fit.beta_bytes_per_s
+        best = squares(fit.alpha_s, slope)
+        for factor in (0.97, 1.03):
+            assert squares(fit.alpha_s * factor, slope) >= best
+            assert squares(fit.alpha_s, slope * factor) >= best
 
 
 def test_what_scattered_counts_less():

@@ -18,7 +18,9 @@ BUCKET = {"index": 0, "bytes": 8, "ready_s": 0.1, "start_s": 0.1, "end_s": 0.3}
 # What others read: the report's page and programs that use --json.
 ROW_KEYS = {
     *("mode", "devices", "setting", "n", "discarded", "step_s_median", "step_s_p95", "step_s_iqr"),
-    *("images_per_s", "speedup", "efficiency", "comm_fraction", "exposed_comm_fraction"),
+    *("images_per_s", "speedup", "speedup_interval", "is_base", "efficiency"),
+    *("comm_fraction", "exposed_comm_fraction", "comm_fraction_iqr", "exposed_comm_fraction_iqr"),
+    "overlap_ratio_iqr",
     *("exposed_comm_s_per_process", "no_sync_exposed_interval", "phases_iqr"),
     *("overlap_ratio", "no_sync_exposed_fraction", "memory_bytes_per_device", "memory_imbalance"),
     *("cpu_s_per_step_per_process", "gpu_utilisation", "karp_flatt", "phases"),
@@ -66,7 +68,9 @@ def two_processes():
 
 def test_a_row_by_hand():
     row = row_of(Cell("ddp", 2), two_processes(), 10)
-    assert row_keys_missing(row) == {"speedup", "efficiency", "karp_flatt"}  # they need others
+    assert row_keys_missing(row) == {
+        *("speedup", "speedup_interval", "is_base", "efficiency", "karp_flatt")
+    }  # they need others
     # the slower process counts: 1.1, 2.0 and 3.0, 4.4
     assert (row["n"], row["discarded"]) == (4, 3 + 2 + 2)  # warm-up, with and without exchange
     assert row["round_s_medians"] == pytest.approx([1.55, 3.7])
@@ -85,7 +89,14 @@ def test_a_row_by_hand():
     # 0.3 of 1, 2, 3, 4 and 0.1 of 1.1, 1.9, 2.5, 4.4: in the middle 0.3/4 and 0.1/1.1
     assert row["exposed_comm_fraction"] == pytest.approx((0.3 / 4 + 0.1 / 1.1) / 2)
     assert row["exposed_comm_s_per_process"] == [0.3, 0.1]  # the second is late
+    # of eight the quartiles are 1.75 from the ends, interpolated: between the second and the third
+    shares = sorted(0.6 / seconds for seconds in (1, 2, 3, 4, 1.1, 1.9, 2.5, 4.4))
+    low, high = (
+        shares[n] + part * (shares[n + 1] - shares[n]) for n, part in ((1, 0.75), (5, 0.25))
+    )
+    assert row["comm_fraction_iqr"] == pytest.approx(high - low)
     assert row["overlap_ratio"] == pytest.approx((0.5 + 5 / 6) / 2)
+    assert row["overlap_ratio_iqr"] == pytest.approx(5 / 6 - 0.5)
     assert row["phases"] == pytest.approx({"comm_s": 0.6, "exposed_comm_s": 0.2})
     assert row["phases_iqr"] == pytest.approx({"comm_s": 0.0, "exposed_comm_s": 0.2})
     assert row["buckets"] == [BUCKET]
@@ -108,6 +119,8 @@ def test_what_was_not_measured_is_none():
         "overlap_ratio",
         "comm_fraction",
         "exposed_comm_fraction",
+        "comm_fraction_iqr",
+        "overlap_ratio_iqr",
         "no_sync_exposed_fraction",
         "no_sync_exposed_interval",
         "backward_s",
@@ -145,26 +158,53 @@ def test_speed_ups_refer_to_one_device():
     assert rows["ddp", 4]["speedup"] == pytest.approx(2.5)
 
 
-def test_serial_fractions_refer_to_the_same_mode_on_one_device():
-    measured = [
-        ("single", 1, 1.0),
-        ("dp", 2, 0.8),
-        ("ddp", 1, 1.2),
-        ("ddp", 2, 0.6),
-        ("ddp", 4, 0.6),
-    ]
-    rows = keyed(rows_of(*measured))
+def test_what_disturbs_a_round_disturbs_no_speed_up():
+    """Of two devices that are twice as fast in every round of a machine that gets slower."""
+    one, two = (
+        CellRecord(visits=[[block(n * seconds)] for n in (1, 1, 3, 4, 5)]) for seconds in (1.0, 0.5)
+    )
+    two.visits[1] = [block(0.4)]
+    rows = [row_of(Cell("ddp", n), record, 64) for n, record in ((1, one), (2, two))]
+    rows[1] |= {"images_per_s": 1.0}  # of all steps, so that it is nobody's business
+    finished = keyed(rows)["ddp", 2]
+    assert finished["speedup"] == pytest.approx(2 * 1.25**0.2)
+    assert finished["efficiency"] == pytest.approx(1.25**0.2)
+    assert finished["karp_flatt"] == pytest.approx(2 / finished["speedup"] - 1)
+    low, high = finished["speedup_interval"]
+    assert 1.8 < low < finished["speedup"] < high < 2.4
+    assert keyed(rows)["ddp", 1]["speedup_interval"] == [1.0, 1.0]
+
+
+def test_the_speed_up_of_one_round_has_no_interval():
+    record = CellRecord(visits=[[block(1.0)]])
+    [row] = with_speedups([base := row_of(Cell("ddp", 1), record, 4)], base, is_weak=False)
+    assert (row["speedup"], row["speedup_interval"]) == (1.0, None)
+
+
+def test_serial_fractions_of_all_modes_refer_to_the_same_one_device():
+    """single and ddp are the same code there: what they differ by is noise, and no mode's own."""
+    measured = [("single", 1, 1.2**0.5), ("dp", 2, 0.72), ("ddp", 2, 0.6), ("ddp", 4, 0.6)]
+    measured += [("ddp", 1, 1.2**1.5)]  # 1.2 in the geometric mean
+    rows = keyed(rows_of(*measured, ("dp", 1, 2.0)))  # its threads are its own
     assert rows["ddp", 2]["karp_flatt"] == pytest.approx(0)
     assert rows["ddp", 4]["karp_flatt"] == pytest.approx((1 / 2 - 1 / 4) / (1 - 1 / 4))
-    assert rows["dp", 2]["karp_flatt"] is None  # how fast dp is on one nobody has measured
+    assert rows["dp", 2]["karp_flatt"] == pytest.approx((0.6 - 1 / 2) / (1 - 1 / 2))
+    assert rows["dp", 2]["speedup"] == pytest.approx(1.2**0.5 / 0.72)  # of single alone
     fitted = serial_fractions([*rows.values()], is_weak=False)
-    assert set(fitted) == {"ddp"}
+    assert set(fitted) == {"dp", "ddp"}
+    assert fitted["dp"]["serial_fraction"] == pytest.approx(0.2)
     assert fitted["ddp"]["serial_fraction"] == pytest.approx((1 / 4 * 3 / 4) / (1 / 4 + 9 / 16))
+
+
+def test_dp_alone_has_its_own_one_device():
+    rows = keyed(rows_of(("dp", 1, 1.2), ("dp", 2, 0.9)))
+    assert rows["dp", 2]["karp_flatt"] == pytest.approx((0.75 - 1 / 2) / (1 - 1 / 2))
 
 
 def test_without_one_device_the_smallest_number_is_the_measure():
     rows = keyed(rows_of(("ddp", 2, 1.0), ("ddp", 8, 0.5)))
     assert rows["ddp", 8]["speedup"] == 2.0
+    assert [place for place, row in rows.items() if row["is_base"]] == [("ddp", 2)]
     assert rows["ddp", 8]["efficiency"] == 0.5
     assert rows["ddp", 8]["karp_flatt"] is None
     assert serial_fractions([*rows.values()], is_weak=False) == {}
@@ -186,6 +226,7 @@ def test_of_a_sweep_the_value_that_the_run_has_is_the_measure():
     base = base_of(rows, {"ddp.bucket_cap_mib": 2})
     finished = with_speedups(rows, base, is_weak=False)
     assert [row["speedup"] for row in finished] == pytest.approx([0.5, 1.0, 2.0])
+    assert [row["is_base"] for row in finished] == [False, True, False]
     assert {row["efficiency"] for row in finished} == {None}
     assert base_of(rows, {"ddp.bucket_cap_mib": 25}) is rows[0]
 

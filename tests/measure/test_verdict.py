@@ -31,6 +31,7 @@ def row(mode, devices, ms, *, images=64, setting=None, phases=None, **given):
         "no_sync_exposed_interval": given.get("no_sync_between"),
         "memory_imbalance": given.get("memory_imbalance"),
         "gpu_utilisation": given.get("use"),
+        "cpu_s_per_step_per_process": [value / 1000 for value in given.get("cpu_ms", ())],
         "exposed_comm_s_per_process": [value / 1000 for value in given.get("waits", ())],
         "phases": {name: value / 1000 for name, value in (phases or {}).items()},
     }

@@ -13,6 +13,17 @@ def test_sizes_bandwidths_and_the_line_are_on_the_page(tmp_path, bandwidths):
     assert "<td>32 KiB</td>" in text
 
 
+def test_a_line_has_its_errors_and_is_not_recommended_where_it_misses_far(tmp_path, bandwidths):
+    def page():
+        return write_page("allreduce", bandwidths, tmp_path).read_text().replace("\N{NBSP}", " ")
+
+    bandwidths["fit"] |= {"alpha_error_s": 2e-5, "beta_error_gb_per_s": 0.03, "is_line": True}
+    assert "12 Gbit/s (standard errors 20 us and 3.0 %); it misses" in page()
+    assert "No line describes" not in page()
+    bandwidths["fit"]["is_line"] = False
+    assert "of 1 KiB, for the latency, and the bus bandwidth of 32 MiB, 11.7 Gbit/s." in page()
+
+
 def test_calls_that_nobody_counted_are_said_to_be_unknown(tmp_path, bandwidths):
     for row in bandwidths["rows"]:
         del row["n"], row["discarded"]

@@ -65,6 +65,23 @@ def test_every_row_is_in_the_tables_with_its_counts(page, document):
     assert cells(text, "Part of the work that does not scale")[2] == ["ddp", "9.0 %", "0.02"]
 
 
+def test_a_speed_up_has_its_interval(page, document):
+    document["rows"][-1]["speedup_interval"] = [3.1234, 3.3]
+    assert cells(page(), "Speed")[-1][6] == "3.2 (3.12 to 3.3)"
+
+
+def test_what_speed_ups_refer_to_is_named(page, document):
+    assert "<h2>Speed</h2>" in page()
+    document["rows"][1]["is_base"] = True
+    assert f"<h2>Speed (against dp: {ON_CPU}, 2 devices)</h2>" in page()
+
+
+def test_a_share_of_the_step_has_its_spread(page, document):
+    assert cells(page(), "Communication")[-1][4] == "60.0 %"
+    document["rows"][-1]["comm_fraction_iqr"] = 0.05
+    assert cells(page(), "Communication")[-1][4] == "60.0 %, IQR 5.0 %"
+
+
 def test_what_dp_copies_is_shown_and_told_from_what_ddp_reduces(page, document):
     for row, number in zip(document["rows"][1:3], (3 << 20, 0), strict=True):
         row["comm_bytes_per_step"] = number
@@ -143,6 +160,7 @@ def test_memory_is_drawn_for_every_device_with_its_imbalance(page, document):
     text = page()
     drawn = figure(text, "Memory per device")
     assert [drawn.count(f"device {index}<") for index in range(5)] == [1, 1, 1, 1, 0]
+    assert "CUDA&#39;s context and NCCL&#39;s buffers come on top" in drawn
     assert cells(text, "Use of the machine")[3][3] == "1.5"
 
 
@@ -175,8 +193,14 @@ def test_what_the_times_depend_on_is_among_the_facts(page, document):
 
 def test_weak_scaling_says_what_was_kept_the_same(page, document):
     assert "<dd>the global batch</dd>" in page()
+    assert cells(page(), "Part of the work")[0][2].startswith(
+        "residual of the step times, as a share"
+    )
     document |= {"strong": False, "gustafson": document.pop("amdahl")}
+    document["gustafson"]["ddp"]["residual"] = None  # of a single point
     text = page()
+    assert cells(text, "Part of the work")[0][2] == "residual of the speed-ups"
+    assert cells(text, "Part of the work")[-1][2] == "-"
     assert "<dd>the micro-batch</dd>" in text
     assert "Gustafson&#39;s law" in text
 

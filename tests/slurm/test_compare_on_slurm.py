@@ -57,7 +57,9 @@ def test_a_sweep_over_two_nodes_tells_exposed_from_total_communication(slow, tmp
         # No step can have been faster than its link, but for what its queue holds.
         assert row["phases"]["comm_s"] > 0.8 * on_the_wire / BYTES_PER_S
     hidden = [1 - row["exposed_comm_fraction"] / row["comm_fraction"] for row in (many, one)]
-    assert hidden[0] > 0.01  # what is ready early is sent while backward goes on
+    # What is ready early is sent while backward goes on: how much that hides is a matter of how
+    # fast the processor is for its link.
+    assert hidden[0] > 0.01
     assert hidden[1] == pytest.approx(0, abs=1e-3)  # a single bucket has nothing to hide behind
     # Two ways to the same: the moments in the step, and the same step without any exchange.
     # How well they agree is a matter of noise; that the exchange costs much, both must say.
