@@ -801,7 +801,9 @@ def test_a_new_job_keeps_off_a_lost_node_and_off_those_of_its_user(run_dir, sent
         "resources": {"sbatch": {"exclude": "n9"}},
     }
     run_dir.config.write_text(config_text(resolve([Layer("test", values)])))
-    monkeypatch.setattr(requeue, "lost_nodes", lambda hosts: ["n2"])
+    monkeypatch.setattr(exclusion, "lost_nodes", lambda hosts: ["n2"])
+    monkeypatch.setattr(exclusion, "ask_sbatch", lambda *_: (True, ""))
+    run_dir.script.touch()
     finish_attempt(run_dir, 1, {"SLURM_JOB_ID": "7"})
     assert sent.options == [("--dependency=singleton", "--exclude=n9,n2")]
 
