@@ -26,6 +26,7 @@ from train_ranks import (
 )
 
 from hpcddp.config.layout import ProcessLayout
+from hpcddp.cluster.variables import ATTEMPT_VARIABLE
 from hpcddp.config.load import Layer, resolve
 from hpcddp.config.write import config_text
 from hpcddp.launch.requeue import finish_attempt
@@ -140,10 +141,10 @@ def test_a_hang_counts_as_a_failure(tmp_path, monkeypatch):
     run_dir = RunDir(tmp_path)
     values = {"train": {"max_steps": 1}, "requeue": {"max_failures": 1}}
     run_dir.config.write_text(config_text(resolve([Layer("test", values)])))
-    for _ in range(2):
+    for attempt in range(2):
         for kind in ("started", "hang", "failed"):
-            run_dir.append_event(kind, attempt=0, global_rank=0, exit_code=1, error="Hang")
-        finish_attempt(run_dir, 1, {})
+            run_dir.append_event(kind, attempt=attempt, global_rank=0, exit_code=1, error="Hang")
+        finish_attempt(run_dir, 1, {ATTEMPT_VARIABLE: str(attempt)})
     assert [e["event"] for e in run_dir.read_events()][3::4] == ["requeued", "failed"]
 
 
