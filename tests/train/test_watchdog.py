@@ -25,8 +25,8 @@ from train_ranks import (
     train_until,
 )
 
-from hpcddp.config.layout import ProcessLayout
 from hpcddp.cluster.variables import ATTEMPT_VARIABLE
+from hpcddp.config.layout import ProcessLayout
 from hpcddp.config.load import Layer, resolve
 from hpcddp.config.write import config_text
 from hpcddp.launch.requeue import finish_attempt
