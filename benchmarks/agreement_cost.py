@@ -29,7 +29,7 @@ from hpcddp.stop_flag import StopFlag
 from hpcddp.train.loop import train_step
 from hpcddp.train.process_group import open_ranks
 from hpcddp.train.resume import Found
-from hpcddp.train.setup import build_session, undisturbed
+from hpcddp.train.setup import build_session, build_undisturbed
 from hpcddp.train.task import build_task
 
 
@@ -58,7 +58,7 @@ def measure(pipe, options, layout, run_dir):
     torch.set_num_threads(1)
     ranks = open_ranks(layout, torch.device("cpu"), 60)
     task = build_task(config_of(options), layout)
-    process = undisturbed(layout, torch.device("cpu"), ranks, RunDir(run_dir))
+    process = build_undisturbed(layout, torch.device("cpu"), ranks, RunDir(run_dir))
     session, vote, flag = build_session(task, process, Found(None)), process.vote, StopFlag()
     called_s = {"open": [], "close": []}
 

@@ -41,7 +41,7 @@ from hpcddp.train.metrics import StepClock
 from hpcddp.train.models import build_model
 from hpcddp.train.process_group import open_ranks
 from hpcddp.train.resume import Found
-from hpcddp.train.setup import build_session, undisturbed
+from hpcddp.train.setup import build_session, build_undisturbed
 from hpcddp.train.task import build_task
 
 WORLD_SIZE = 2
@@ -74,7 +74,7 @@ def config_of(options):
 def build_ours(options, layout, ranks, run_dir, batches):
     """One step of our loop, as a function; eight of its batches go to the other loop."""
     task = build_task(config_of(options), layout)
-    process = undisturbed(layout, torch.device("cpu"), ranks, RunDir(run_dir))
+    process = build_undisturbed(layout, torch.device("cpu"), ranks, RunDir(run_dir))
     session = build_session(task, process, Found(None))
     clock = StepClock()
     batches += [session.feed.next() for _ in range(8)]

@@ -32,7 +32,7 @@ from hpcddp.train.loop import step_and_report
 from hpcddp.train.metrics import StepClock
 from hpcddp.train.process_group import open_ranks
 from hpcddp.train.resume import Found
-from hpcddp.train.setup import build_session, undisturbed
+from hpcddp.train.setup import build_session, build_undisturbed
 from hpcddp.train.step_timer import StepTimer
 from hpcddp.train.task import build_task
 
@@ -43,7 +43,7 @@ REPEATED = 20_000
 def session_of(options, layout, ranks, run_dir, *, timed):
     base = config_of(options)
     config = dataclasses.replace(base, train=dataclasses.replace(base.train, time_steps=timed))
-    process = undisturbed(layout, CPU, ranks, RunDir(run_dir))
+    process = build_undisturbed(layout, CPU, ranks, RunDir(run_dir))
     return build_session(build_task(config, layout), process, Found(None))
 
 

@@ -214,7 +214,7 @@ def _measure(layout: ProcessLayout, run: RunDir, typed: dict[str, Any], as_json:
         document = compare_on(node, config, _wanted(typed, len(node.gpus)), os.environ, keep)
     if document is not None:
         _show(document, as_json)
-        _leave(document, run)
+        _leave(document, run, is_printed=True)
 
 
 def _check_alone(layout: ProcessLayout) -> None:
@@ -229,16 +229,16 @@ def _check_alone(layout: ProcessLayout) -> None:
 def _keep(document: dict[str, Any], run: RunDir) -> None:
     """What is known so far, should the job end before the last round."""
     try:
-        _leave(document, run)
+        _leave(document, run, is_printed=False)
     except (HpcddpError, OSError) as error:
-        print(f"The report of the rounds so far cannot be kept: {error}", file=sys.stderr)
+        print(f"Of the rounds so far: {error}", file=sys.stderr)
 
 
-def _leave(document: dict[str, Any], run: RunDir) -> None:
+def _leave(document: dict[str, Any], run: RunDir, *, is_printed: bool) -> None:
     """The reports in the run directory."""
     from hpcddp.measure.document import csv_text
 
-    write_report(run, _REPORT, document)
+    write_report(run, _REPORT, document, is_printed=is_printed)
     write_atomically(run.reports / f"{_REPORT}.csv", csv_text(document["rows"]))
 
 

@@ -173,6 +173,8 @@ def _footnotes(document: Mapping[str, Any]) -> list[str]:
 
 
 def _serial_notes(document: Mapping[str, Any]) -> list[str]:
+    from hpcddp.measure.comparison import rows_on_one_device
+
     rows = document["rows"]
     fitted = {**document.get("amdahl", {}), **document.get("gustafson", {})}
     if not fitted:
@@ -180,7 +182,9 @@ def _serial_notes(document: Mapping[str, Any]) -> list[str]:
     said = []
     for mode, serial in fitted.items():
         said += textwrap.wrap(_serial_words(mode, serial, document), _TERMINAL)
-    said.append("Serial fractions are against the mean of single and ddp on one device.")
+    modes = [row["mode"] for row in rows_on_one_device(rows)]
+    mean = "the mean of " if len(modes) > 1 else ""
+    said.append(f"Serial fractions are against {mean}{' and '.join(modes)} on one device.")
     if any(len(_karp_flatts(rows, mode)) > 1 for mode in fitted):
         said += textwrap.wrap(_LEGEND_OF_POINTS, _TERMINAL)
     if any(serial["serial_fraction"] > 1 for serial in fitted.values()):

@@ -45,12 +45,17 @@ def plan_batches(*, global_batch: int, micro_batch: int | None, world_size: int)
     return BatchPlan(global_batch, micro_batch, global_batch // per_pass, world_size)
 
 
+def images_per_device(images: int, devices: int) -> int:
+    """The largest part of `images` that a device gets of DataParallel, which cuts equal chunks."""
+    return -(-images // devices)
+
+
 def busy_devices(images: int, devices: int) -> int:
-    """How many devices get a part of `images`, which DataParallel cuts into equal chunks.
+    """How many devices get a part of `images`.
 
     Nine images on eight devices are 2, 2, 2, 2, 1: three stay idle.
     """
-    return -(-images // -(-images // devices))
+    return -(-images // images_per_device(images, devices))
 
 
 def check_processes(replicas: str, world_size: int) -> None:

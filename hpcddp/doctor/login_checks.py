@@ -62,7 +62,7 @@ def architecture(facts: Facts) -> Verdict:
 
 def slurm(facts: Facts) -> Verdict:
     if facts["profile"].get("launcher") == "local":
-        return not_testable("not needed: the profile runs jobs on this machine")
+        return not_testable(_NOT_NEEDED)
     missing = [name for name, path in facts["commands"].items() if path is None]
     if missing:
         return fail(

@@ -93,10 +93,12 @@ def report_path(run_dir: RunDir, name: str) -> Path:
     return run_dir.reports / f"{name}.json"
 
 
-def write_report(run_dir: RunDir, name: str, document: Mapping[str, Any]) -> None:
+def write_report(
+    run_dir: RunDir, name: str, document: Mapping[str, Any], *, is_printed: bool = True
+) -> None:
     """Leave a report in the run directory, whole or not at all. For the main process.
 
-    Raises HpcddpError `report_not_written`.
+    Raises HpcddpError `report_not_written`; it says of one that `is_printed` that it was.
     """
     path = report_path(run_dir, name)
     try:
@@ -104,7 +106,8 @@ def write_report(run_dir: RunDir, name: str, document: Mapping[str, Any]) -> Non
         write_atomically(path, json.dumps(document, indent=2) + "\n")
     except OSError as error:
         raise HpcddpError(
-            f"The report was printed and cannot be kept in {path}: {error.strerror}.",
+            f"The report {'was printed and ' if is_printed else ''}cannot be kept in {path}: "
+            f"{error.strerror}.",
             "report_not_written",
         ) from None
 

@@ -24,7 +24,7 @@ from hpcddp.train.metrics import StepClock
 from hpcddp.train.process_group import Ranks
 from hpcddp.train.replicas import devices_per_process
 from hpcddp.train.resume import Found
-from hpcddp.train.setup import Session, build_session, undisturbed
+from hpcddp.train.setup import Session, build_session, build_undisturbed
 from hpcddp.train.step_timer import StepTimer
 from hpcddp.train.task import build_task
 
@@ -39,7 +39,7 @@ class Bench:
     _clock: StepClock = field(default_factory=StepClock)
     _process: psutil.Process = field(default_factory=psutil.Process)
 
-    def take(self, steps: int, *, discard: int = 1, sync: bool = True) -> Block:
+    def take(self, steps: int, *, discard: int, sync: bool = True) -> Block:
         """Take `discard` steps that do not count, then `steps` that do. Collective.
 
         Without `sync` no gradients are exchanged and the processes drift apart, which no
@@ -102,7 +102,7 @@ def build_bench(
     `run_dir` takes what a session writes at its start: give it one that nobody looks at.
     """
     task = build_task(config, layout)
-    process = undisturbed(layout, device, ranks, run_dir)
+    process = build_undisturbed(layout, device, ranks, run_dir)
     session = build_session(task, process, Found(None))
     assert isinstance(session.timer, StepTimer), "cells.measured() sets train.time_steps"
     return Bench(session, session.timer, _devices(config, device))

@@ -18,7 +18,9 @@ class Pace:
 
     steps: int
     unsettled: int  # after a pause
-    discard: int = 1  # without one
+    # Without one: the first step without exchange still sends out buffers, and the first of the
+    # next visit does not; neither counts.
+    discard: int = 1
 
 
 def pace_on_gpus(pace: Pace, step_s: float) -> Pace:

@@ -188,16 +188,23 @@ def _against_one_device(row: Row, rows: Sequence[Row]) -> float | None:
     """The speed-up that serial fractions are about; None where nothing was measured on one device.
 
     There single and ddp run the same code: their geometric mean, round by round, is known better
-    than either, and two modes do not differ by what disturbed their one device. dp computes the
-    same with threads around it, so it counts only where nothing else was measured.
+    than either, and two modes do not differ by what disturbed their one device.
     """
-    ones = [each for each in rows if each["devices"] == 1 and not each["setting"]]
+    ones = rows_on_one_device(rows)
     if not ones:
         return None
-    ones = [each for each in ones if each["mode"] != "dp"] or ones
     rounds = zip(*(each["round_s_medians"] for each in ones), strict=True)
     means = [math.prod(seconds) ** (1 / len(ones)) for seconds in rounds]
     return throughput_ratio(ones[0] | {"round_s_medians": means}, row).value
+
+
+def rows_on_one_device(rows: Sequence[Row]) -> list[Row]:
+    """Those that serial fractions are against.
+
+    dp computes what the others do with threads around it, so it counts only where it is alone.
+    """
+    ones = [each for each in rows if each["devices"] == 1 and not each["setting"]]
+    return [each for each in ones if each["mode"] != "dp"] or ones
 
 
 def base_of(rows: Sequence[Row], configured: Mapping[str, Any]) -> Row:

@@ -52,15 +52,8 @@ def compare_document(
     label_of_dp = DP_ON_GPUS if backend == "nccl" else DP_ON_CPU
     document = {
         "title": "settings of DistributedDataParallel" if swept else "DataParallel against DDP",
-        "machine": _machine(
-            backend, cpus, [socket.gethostname()] if layout is None else layout.hosts
-        ),
-        "date": time.strftime("%Y-%m-%d %H:%M"),
-        "versions": {"hpcddp": hpcddp.__version__, "torch": str(torch.__version__)},
-        "model": config.train.model,
-        "data": f"{config.data.name}, {config.data.image_size} x {config.data.image_size}",
-        "precision": config.train.precision,
-        "settings": _settings(config, backend, {key for row in rows for key in row["setting"]}),
+        **_where(backend, cpus, [socket.gethostname()] if layout is None else layout.hosts),
+        **_what(config, backend, {key for row in rows for key in row["setting"]}),
         "world_size": None if layout is None else layout.world_size,
         "processes_per_node": None if layout is None else layout.local_world_size,
         "global_batch": max(row["global_batch"] for row in rows),
@@ -80,20 +73,32 @@ def compare_document(
     return rounded(document)
 
 
-def _settings(config: RunConfig, backend: str, swept: Set[str]) -> dict[str, Any]:
-    """What else the time of a step depends on, and is the same in all rows."""
-    device = torch.device("cuda" if backend == "nccl" else "cpu")
-    found = {key: value_at(config, key) for key in _SETTINGS if key not in swept}
-    return found | {"train.channels_last": is_channels_last(config.train.channels_last, device)}
-
-
-def _machine(backend: str, cpus: int, hosts: Sequence[str]) -> dict[str, Any]:
+def _where(backend: str, cpus: int, hosts: Sequence[str]) -> dict[str, Any]:
+    """On what machine, when and with which versions."""
     gpus = range(torch.cuda.device_count() if backend == "nccl" else 0)
-    return {
+    machine = {
         "hosts": list(hosts),
         "cpus": cpus,
         "processor": _processor(),
         "gpus": [torch.cuda.get_device_name(index) for index in gpus],
+    }
+    return {
+        "machine": machine,
+        "date": time.strftime("%Y-%m-%d %H:%M"),
+        "versions": {"hpcddp": hpcddp.__version__, "torch": str(torch.__version__)},
+    }
+
+
+def _what(config: RunConfig, backend: str, swept: Set[str]) -> dict[str, Any]:
+    """The training, and what else the time of a step depends on that is the same in all rows."""
+    device = torch.device("cuda" if backend == "nccl" else "cpu")
+    settings = {key: value_at(config, key) for key in _SETTINGS if key not in swept}
+    settings["train.channels_last"] = is_channels_last(config.train.channels_last, device)
+    return {
+        "model": config.train.model,
+        "data": f"{config.data.name}, {config.data.image_size} x {config.data.image_size}",
+        "precision": config.train.precision,
+        "settings": settings,
     }
 
 

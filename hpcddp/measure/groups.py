@@ -95,7 +95,7 @@ class Group:
         """Return when every process has built its session. Raises GroupFailed."""
         self._answers(self._start_s)
 
-    def take(self, steps: int, *, discard: int = 1, sync: bool = True) -> list[Block]:
+    def take(self, steps: int, *, discard: int, sync: bool = True) -> list[Block]:
         """Let all processes take steps; one block each. Raises GroupFailed."""
         for global_rank, pipe in enumerate(self._pipes):
             try:

@@ -17,7 +17,7 @@ from hpcddp.cluster.devices import device_wish, visible_devices
 from hpcddp.config.schema import RunConfig
 from hpcddp.errors import HpcddpError
 from hpcddp.measure.cells import Cell, Wanted, check_wanted, config_of
-from hpcddp.measure.comparison import base_of, row_of, serial_fractions, with_speedups
+from hpcddp.measure.comparison import Row, base_of, row_of, serial_fractions, with_speedups
 from hpcddp.measure.cpus import are_shared, cores_of, cpus_near, cpus_of, shares
 from hpcddp.measure.document import Document, compare_document, not_measured, rounds_left
 from hpcddp.measure.evidence import Circumstances
@@ -68,16 +68,14 @@ def compare_on(
             "no_gpu",
         )
     per_device = shares(node.cores, max(cell.devices for cell in cells), node.near)
-    gpus, documents = GpuUse(node.gpus), []
-
-    def after_round(contenders: Sequence[Contender], rounds: int) -> None:
-        documents.append(_document(contenders, rounds, node, config, wanted, per_device, gpus))
-        if rounds < wanted.rounds:
-            keep(documents[-1])
-
+    comparison = _Comparison(node, config, wanted, per_device, GpuUse(node.gpus))
+    document: Document = {}
     with _started(cells, config, wanted, per_device, environ) as groups:
-        take_rounds(groups, wanted, gpus, after_round)
-    return documents[-1]
+        for done, contenders in enumerate(take_rounds(groups, wanted, comparison.gpus), 1):
+            document = comparison.document(contenders, done)
+            if done < wanted.rounds:
+                keep(document)
+    return document
 
 
 @contextlib.contextmanager
@@ -99,44 +97,54 @@ def _started(
         yield groups
 
 
-def _document(
-    contenders: Sequence[Contender],
-    rounds: int,
-    node: Node,
-    config: RunConfig,
-    wanted: Wanted,
-    per_device: Sequence[Sequence[int]],
-    gpus: GpuUse,
-) -> Document:
-    """What is known after so many rounds."""
-    cells = [each.group.cell for each in contenders]
-    rows = [
-        row_of(each.group.cell, each.record, each.group.config.train.global_batch)
-        | {"cpus_per_process": len(cpus_of(each.group.cell, per_device)[0])}
-        for each in contenders
-        if each.is_in
-    ]
-    rows = with_speedups(rows, base_of(rows, {}), is_weak=wanted.is_weak)
-    peers = _have_peers(max(cell.devices for cell in cells)) if node.gpus else None
-    missing = not_measured(
-        wanted.cells, cells, rows, has_gpus=bool(node.gpus), no_use=gpus.why_nothing
-    )
-    return compare_document(
-        config,
-        rows,
-        verdict_of(rows, Circumstances(node.backend, are_shared(per_device), peers)),
-        backend=node.backend,
-        is_strong=not wanted.is_weak,
-        fitted=serial_fractions(rows, is_weak=wanted.is_weak),
-        missing=[
+@dataclass(frozen=True, slots=True)
+class _Comparison:
+    """What is compared on which node, and how its CPUs are shared."""
+
+    node: Node
+    config: RunConfig
+    wanted: Wanted
+    per_device: Sequence[Sequence[int]]
+    gpus: GpuUse
+
+    def document(self, contenders: Sequence[Contender], rounds: int) -> Document:
+        """What is known after so many rounds."""
+        node, is_weak = self.node, self.wanted.is_weak
+        rows = [self._row(each) for each in contenders if each.is_in]
+        rows = with_speedups(rows, base_of(rows, {}), is_weak=is_weak)
+        peers = (
+            _have_peers(max(each.group.cell.devices for each in contenders)) if node.gpus else None
+        )
+        where = Circumstances(node.backend, are_shared(self.per_device), peers)
+        return compare_document(
+            self.config,
+            rows,
+            verdict_of(rows, where),
+            backend=node.backend,
+            is_strong=not is_weak,
+            fitted=serial_fractions(rows, is_weak=is_weak),
+            missing=self._missing(contenders, rows, rounds),
+            cpus=sum(map(len, node.cores)),
+        )
+
+    def _row(self, contender: Contender) -> Row:
+        group = contender.group
+        row = row_of(group.cell, contender.record, group.config.train.global_batch)
+        return row | {"cpus_per_process": len(cpus_of(group.cell, self.per_device)[0])}
+
+    def _missing(
+        self, contenders: Sequence[Contender], rows: Sequence[Row], rounds: int
+    ) -> list[str]:
+        node, wanted = self.node, self.wanted
+        cells = [each.group.cell for each in contenders]
+        has_gpus, no_use = bool(node.gpus), self.gpus.why_nothing
+        return [
             *rounds_left(rounds, wanted.rounds),
             *wanted.left_out,
             *(each.failure.message.splitlines()[0] for each in contenders if each.failure),
-            *missing,
+            *not_measured(wanted.cells, cells, rows, has_gpus=has_gpus, no_use=no_use),
             *([_SIDES_UNKNOWN] if None in node.near else []),
-        ],
-        cpus=sum(map(len, node.cores)),
-    )
+        ]
 
 
 def this_node(config: RunConfig, environ: Mapping[str, str]) -> Node:

@@ -5,8 +5,9 @@ Knows no document and no verdict.
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from hpcddp.measure.bench import unsettled_steps
 from hpcddp.measure.blocks import CellRecord, Pace, pace_on_gpus, slowest
@@ -16,11 +17,8 @@ from hpcddp.measure.groups import Group, GroupFailed
 
 WARM_UP_STEPS = 3  # DDP's buckets are in their final order before; caches and allocators are not
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
-
-
-def _empty_record() -> CellRecord:
-    return CellRecord(WARM_UP_STEPS)
 
 
 @dataclass(slots=True)
@@ -28,8 +26,8 @@ class Contender:
     """A cell with its processes, what they have measured, and why they no longer do."""
 
     group: Group
-    record: CellRecord = field(default_factory=_empty_record)
-    pace: Pace | None = None  # until it has warmed up
+    record: CellRecord = field(default_factory=lambda: CellRecord(WARM_UP_STEPS))
+    pace: Pace | None = None  # None until it has warmed up
     failure: GroupFailed | None = None
 
     def warm_up(self, steps: int) -> None:
@@ -49,8 +47,6 @@ class Contender:
             record.visits.append(group.take(pace.steps, discard=pace.unsettled))
         record.utilisation.append(use)
         if group.cell.processes > 1:
-            # The first without exchange still sends out buffers, and the first of the next round
-            # does not: neither counts.
             alone = group.take(pace.steps, discard=pace.discard, sync=False)
             record.without_sync.append(alone)
 
@@ -73,9 +69,8 @@ def take_rounds(
     groups: Sequence[Group],
     wanted: Wanted,
     gpus: GpuUse,
-    after_round: Callable[[Sequence[Contender], int], None],
-) -> None:
-    """Visit all groups in turn. After each round `after_round` is told how many there were.
+) -> Iterator[Sequence[Contender]]:
+    """Visit all groups in turn; after each round the contenders with all they have measured.
 
     Raises the first GroupFailed once every group has failed.
     """
@@ -84,16 +79,16 @@ def take_rounds(
         with each.trying():
             each.warm_up(wanted.steps)
     for number in range(wanted.rounds):
-        _visit_all(contenders, number, gpus)
+        for each in in_turn(contenders, number):
+            if each.is_in:
+                with each.trying():
+                    each.visit(gpus)
         if not any(each.is_in for each in contenders):
             raise next(each.failure for each in contenders if each.failure)
         _log.info("round %d of %d", number + 1, wanted.rounds)
-        after_round(contenders, number + 1)
+        yield contenders
 
 
-def _visit_all(contenders: Sequence[Contender], number: int, gpus: GpuUse) -> None:
-    """One round; every other one goes backwards, so that a steady drift cancels."""
-    for each in reversed(contenders) if number % 2 else contenders:
-        if each.is_in:
-            with each.trying():
-                each.visit(gpus)
+def in_turn(items: Iterable[T], number: int) -> list[T]:
+    """The order of a round; every other one goes backwards, so that a steady drift cancels."""
+    return [*items][::-1] if number % 2 else [*items]

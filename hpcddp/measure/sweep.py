@@ -25,11 +25,11 @@ from hpcddp.measure.comparison import base_of, row_of, with_speedups
 from hpcddp.measure.cpus import are_too_few, cores_used
 from hpcddp.measure.document import Document, compare_document, not_measured, rounds_left
 from hpcddp.measure.evidence import Circumstances
-from hpcddp.measure.rounds import WARM_UP_STEPS
+from hpcddp.measure.rounds import WARM_UP_STEPS, in_turn
 from hpcddp.measure.verdict import verdict_of_sweep
 from hpcddp.run_dir import RunDir
 from hpcddp.train.device import open_device
-from hpcddp.train.process_group import backend_of, open_ranks
+from hpcddp.train.process_group import Ranks, backend_of, open_ranks
 
 _NO_USE = "a sweep does not sample it"
 # Every process holds a model and buckets for each setting all the time.
@@ -60,15 +60,8 @@ def sweep_here(
     # Each session would tell of a training that never is.
     logging.getLogger("hpcddp.train").setLevel(logging.WARNING)
     with tempfile.TemporaryDirectory(prefix="hpcddp-") as folder:
-        benches, warm_up_s = [], []
-        for index, setting in enumerate(settings):
-            run_dir = RunDir(Path(folder) / str(index))
-            run_dir.path.mkdir()
-            run = config_of_setting(setting, config)
-            benches.append(build_bench(run, layout, run_dir, device, ranks))
-            warm_up_s.append(min(benches[-1].take(WARM_UP_STEPS, discard=0).step_s))
-            if layout.is_main:
-                _log.info("%s is ready", Cell("ddp", layout.world_size, setting).name)
+        warmed_up = _warmed_up(config, settings, layout, Path(folder), device, ranks)
+        benches, warm_up_s = zip(*warmed_up, strict=True)
         gatherer = _Gatherer(layout)
         pace = Pace(steps, unsettled_steps(config, layout.world_size))
         if device.type == "cuda":
@@ -84,6 +77,24 @@ def sweep_here(
                     keep(document)
     ranks.close()
     return document
+
+
+def _warmed_up(
+    config: RunConfig,
+    settings: Sequence[Setting],
+    layout: ProcessLayout,
+    folder: Path,
+    device: torch.device,
+    ranks: Ranks,
+) -> Iterator[tuple[Bench, float]]:
+    """For each setting its session, and the seconds of its fastest step so far. Collective."""
+    for index, setting in enumerate(settings):
+        run_dir = RunDir(folder / str(index))
+        run_dir.path.mkdir()
+        bench = build_bench(config_of_setting(setting, config), layout, run_dir, device, ranks)
+        yield bench, min(bench.take(WARM_UP_STEPS, discard=0).step_s)
+        if layout.is_main:
+            _log.info("%s is ready", Cell("ddp", layout.world_size, setting).name)
 
 
 def _place(device: torch.device) -> tuple[str, list[int], Fraction]:
@@ -106,11 +117,8 @@ class _Gatherer:
         """After each round the records of all settings."""
         records = [CellRecord(WARM_UP_STEPS) for _ in benches]
         for number in range(rounds):
-            pairs = list(zip(benches, records, strict=True))
-            for bench, record in reversed(pairs) if number % 2 else pairs:
+            for bench, record in in_turn(zip(benches, records, strict=True), number):
                 record.visits.append(self.gather(bench.take(pace.steps, discard=pace.unsettled)))
-                # The first without exchange still sends out buffers, and the first of the next
-                # round does not: neither counts.
                 alone = bench.take(pace.steps, discard=pace.discard, sync=False)
                 record.without_sync.append(self.gather(alone))
             yield records
@@ -134,7 +142,7 @@ def _document(
     records: Sequence[CellRecord],
     layout: ProcessLayout,
     where: Circumstances,
-    left: Sequence[str] = (),
+    left: Sequence[str],
 ) -> Document:
     cells = [Cell("ddp", layout.world_size, setting) for setting in settings]
     rows = [

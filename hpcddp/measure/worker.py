@@ -17,7 +17,7 @@ from typing import NoReturn
 from hpcddp.cluster.devices import DEVICE_VARIABLE
 from hpcddp.cluster.layout import layout_from_environ
 from hpcddp.cluster.network import settle_network
-from hpcddp.config.batch import plan_batches
+from hpcddp.config.batch import images_per_device, plan_batches
 from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED
 from hpcddp.config.schema import RunConfig
 from hpcddp.errors import HpcddpError
@@ -80,7 +80,7 @@ def trouble_of(error: BaseException, task: WorkerTask) -> Trouble:
     plan = plan_batches(
         global_batch=train.global_batch, micro_batch=train.micro_batch, world_size=task.world_size
     )
-    images = -(-plan.micro_batch // (train.dp_devices or 1))
+    images = images_per_device(plan.micro_batch, train.dp_devices or 1)
     return Trouble(
         f"out of memory with {images} images per device in one pass: set train.micro_batch to "
         f"fewer ({textwrap.shorten(said, _MOST_WORDS)})",

@@ -84,8 +84,7 @@ def _serial_fractions(document: Row) -> list[Table]:
     return tables
 
 
-def _value_if(applies: Callable[[Row], bool], key: str, text: Callable[[Any], str]) -> Cell:
-    cell = _value(key, text)
+def _where(applies: Callable[[Row], bool], cell: Cell) -> Cell:
     return lambda row: cell(row) if applies(row) else _NOTHING
 
 
@@ -110,18 +109,14 @@ def _share(key: str) -> Cell:
     return text
 
 
-def _left_out(row: Row) -> str:
-    """Of the step, with the bounds of its 95 % interval."""
-    said = shown(row.get("no_sync_exposed_fraction"), percent_text)
-    between = row.get("no_sync_exposed_interval")
-    return said if not between else f"{said} ({' to '.join(map(percent_text, between))})"
+def _with_bounds(key: str, interval: str, text: Callable[[Any], str]) -> Cell:
+    """A value with the bounds of its 95 % interval, where it has one."""
 
+    def both(row: Row) -> str:
+        said, between = shown(row.get(key), text), row.get(interval)
+        return f"{said} ({' to '.join(map(text, between))})" if between else said
 
-def _speedup(row: Row) -> str:
-    """With the bounds of its 95 % interval."""
-    said = shown(row.get("speedup"), number_text)
-    between = row.get("speedup_interval")
-    return said if not between else f"{said} ({' to '.join(map(number_text, between))})"
+    return both
 
 
 def _has_several(row: Row) -> bool:
@@ -152,23 +147,26 @@ _COLUMNS: dict[str, dict[str, Cell]] = {
         "95 % of steps below": _value("step_s_p95", time_text),
         "interquartile range": _value("step_s_iqr", time_text),
         "images/s": _value("images_per_s", number_text),
-        "speed-up": _speedup,
-        "efficiency": _value_if(_is_scaling, "efficiency", percent_text),
-        "Karp-Flatt": _value_if(
-            lambda row: _is_scaling(row) and _has_several(row), "karp_flatt", percent_text
+        "speed-up": _with_bounds("speedup", "speedup_interval", number_text),
+        "efficiency": _where(_is_scaling, _value("efficiency", percent_text)),
+        "Karp-Flatt": _where(
+            lambda row: _is_scaling(row) and _has_several(row), _value("karp_flatt", percent_text)
         ),
     },
     "Communication (bytes of ddp: gradients; of dp: gradients and parameters)": {
         "bytes per step": _value("comm_bytes_per_step", bytes_text),
-        "buckets": _value_if(_exchanges, "buckets", lambda buckets: str(len(buckets))),
+        "buckets": _where(_exchanges, _value("buckets", lambda buckets: str(len(buckets)))),
         "share of the step": _share("comm_fraction"),
         "exposed": _share("exposed_comm_fraction"),
-        "exposed, by leaving it out": lambda row: _left_out(row) if _exchanges(row) else _NOTHING,
+        "exposed, by leaving it out": _where(
+            _exchanges,
+            _with_bounds("no_sync_exposed_fraction", "no_sync_exposed_interval", percent_text),
+        ),
         "in all": _phase("comm_s"),
     },
     "Use of the machine": {
         "memory per device": _value("memory_bytes_per_device", many(bytes_text)),
-        "first device / others": _value_if(_has_several, "memory_imbalance", number_text),
+        "first device / others": _where(_has_several, _value("memory_imbalance", number_text)),
         "resident memory per process": _value("resident_bytes_per_process", many(bytes_text)),
         "CPU time per step and process": _value("cpu_s_per_step_per_process", many(time_text)),
         "busiest thread (last round)": _busiest_threads,

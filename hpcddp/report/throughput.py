@@ -45,8 +45,8 @@ def _spread(row: Row) -> float:
 
 
 def _paint_ideal(axes: Axes, rows: Sequence[Row], devices: Sequence[int]) -> None:
-    """From the row that speed-ups refer to, which is the one with the fewest devices."""
-    base = min(rows, key=lambda row: (row["devices"], abs((row.get("speedup") or 1) - 1)))
+    """From the row that speed-ups refer to."""
+    base = min(rows, key=lambda row: (not row.get("is_base"), row["devices"]))
     per_device = base["images_per_s"] / base["devices"]
     ends = [devices[0], devices[-1]]
     ideal = [per_device * n for n in ends]

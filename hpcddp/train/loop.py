@@ -62,21 +62,28 @@ def train(
     vote, owner = StopVote(ranks, stop_flag), owner or Ownership(run_dir, layout)
     watchdog = Watchdog(layout, run_dir, config.train.hang_timeout_s)
     watchdog.start()
-    try:
-        with leave_if_told(stop_flag, run_dir, layout):
-            process = Process(device, ranks, vote, watchdog, run_dir, owner)
-            session = open_session(config, layout, process)
-        stop_flag.rearm()  # the first collectives, of the warm-up, are over
-        code = EXIT_DONE if session is None else run_steps(session)
-    except ToldToStop:
-        Journal(run_dir, layout).stopped_unstarted(vote.signum)
-        code = EXIT_AGAIN
+    process = Process(device, ranks, vote, watchdog, run_dir, owner)
+    code = _train_with(process, config, layout, stop_flag)
     watchdog.beat()
     if layout.is_main:
         owner.release()
     ranks.close()
     watchdog.stop()
     return code
+
+
+def _train_with(
+    process: Process, config: RunConfig, layout: ProcessLayout, stop_flag: StopFlag
+) -> int:
+    """Open the session and run its steps; the exit code. Collective."""
+    try:
+        with leave_if_told(stop_flag, process.run_dir, layout):
+            session = open_session(config, layout, process)
+        stop_flag.rearm()  # the first collectives, of the warm-up, are over
+        return EXIT_DONE if session is None else run_steps(session)
+    except ToldToStop:
+        Journal(process.run_dir, layout).stopped_unstarted(process.vote.signum)
+        return EXIT_AGAIN
 
 
 def run_steps(session: Session) -> int:

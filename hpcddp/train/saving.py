@@ -43,7 +43,7 @@ class Saver:
     journal: Journal
     is_main: bool
     saved_step: int  # the newest step that needs no saving; at the start, where it began
-    owner: Ownership | None = None  # None: nobody else can know of the folder
+    owner: Ownership
     keep_best: bool = False
     is_told: Callable[[], bool] = lambda: False  # to stop: the last save comes next
     _times_gone: int = 0  # saves in a row that have not found the run's folder
@@ -90,7 +90,7 @@ class Saver:
         the run is known to have taken over, `run_dir_gone` if two saves in a row have not found the
         run's folder. Costs nothing.
         """
-        if self.is_main and self.owner is not None:
+        if self.is_main:
             self.owner.check_heard()
             if self._times_gone >= _GONE_FOR_GOOD:
                 raise _gone(self.folder.parent)
@@ -137,8 +137,7 @@ class Saver:
             if best is not None:
                 self._mark(best)
         except CheckpointError as error:
-            is_gone = self.owner is not None and self.owner.is_folder_gone()
-            self._times_gone = self._times_gone + 1 if is_gone else 0
+            self._times_gone = self._times_gone + 1 if self.owner.is_folder_gone() else 0
             self.journal.not_saved(step, error.message)
         except HpcddpError:
             raise  # another start owns the run: this comes out of the next wait
@@ -153,8 +152,7 @@ class Saver:
         newest = CheckpointInfo(checkpoint_path(self.folder, best.step), best.step)
         kept = self.retention
         try:
-            if self.owner is not None:
-                self.owner.check()
+            self.owner.check()
             write_best(self.folder, best)
             thin_out(self.folder, newest, kept.keep_last, kept.keep_every_steps)
         except OSError as error:
@@ -165,9 +163,8 @@ class Saver:
     def _store(self, step: int, snapshot: Mapping[str, Any]) -> tuple[CheckpointInfo, float]:
         """Write it, at the second try if need be; what there is then, and in how many seconds."""
         begin = time.perf_counter()
-        store = partial(save_snapshot, self.folder, step, snapshot, self.extra, self.retention)
-        if self.owner is not None:
-            store = partial(store, fence=self.owner.check)
+        kept, fence = self.retention, self.owner.check
+        store = partial(save_snapshot, self.folder, step, snapshot, self.extra, kept, fence=fence)
         try:
             info = store()
         except CheckpointError as error:

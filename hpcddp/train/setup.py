@@ -81,7 +81,7 @@ def check_early(config: RunConfig, layout: ProcessLayout) -> None:
     check_processes(config.train.replicas, layout.world_size)
 
 
-def undisturbed(
+def build_undisturbed(
     layout: ProcessLayout, device: torch.device, ranks: Ranks, run_dir: RunDir
 ) -> Process:
     """A process that no signal stops and nobody watches, in a folder that it has not claimed."""

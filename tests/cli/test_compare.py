@@ -189,4 +189,5 @@ def test_what_was_measured_before_a_job_ends_is_kept(tmp_path, monkeypatch, caps
         compare_verb._measure(ProcessLayout(), run, typed, as_json=False)
     kept = {path.name for path in tmp_path.glob("reports/compare.*")}
     assert kept == ({"compare.json", "compare.csv"} if has_room else set())
-    assert ("cannot be kept" in capsys.readouterr().err) is not has_room
+    said = f"Of the rounds so far: The report cannot be kept in {run.reports}"
+    assert (said in capsys.readouterr().err) is not has_room

@@ -91,12 +91,25 @@ def test_dp_verdict_and_what_is_missing_are_said():
         "Words. Confidence: low.\n  - why\nNot measured here:\n  - memory",
         "dp (Amdahl): 0.25, misses step times by 0.01 of one device's;\n"
         "point by point (Karp-Flatt) 0.33 at 4",
-        "Serial fractions are against the mean of single and ddp on one device.",
         "global batch 64 (the same global batch)",
         "1 x 8 CPUs (A processor), gloo",
     ):
         assert said in text
     assert "dp:" not in compare_text(document(row("single", 1), row("ddp", 4)))
+
+
+@pytest.mark.parametrize(
+    ("modes", "against"),
+    [
+        (("single", "dp", "ddp"), "the mean of single and ddp"),
+        (("single", "dp"), "single"),
+        (("dp", "ddp"), "ddp"),
+        (("dp",), "dp"),
+    ],
+)
+def test_what_serial_fractions_are_against_is_named(modes, against):
+    rows = [row(mode, devices) for mode in modes for devices in (1, 2)]
+    assert f"Serial fractions are against {against} on one device." in compare_text(document(*rows))
 
 
 def test_what_speed_ups_refer_to_is_named():

@@ -45,7 +45,9 @@ TORCHRUN = {
 def test_below_torchrun_a_group_is_as_large_as_its_cell(tmp_path):
     with start(Cell("ddp", 2), tmp_path / "group", **TORCHRUN) as group:
         group.wait_until_ready()
-        assert all(block.buckets for block in group.take(1))  # one by itself reduces nothing
+        assert all(
+            block.buckets for block in group.take(1, discard=1)
+        )  # one by itself reduces nothing
 
 
 def test_a_member_has_its_own_place_and_port_and_its_parents_devices():
@@ -100,7 +102,7 @@ def test_processes_take_the_steps_they_are_told_and_rest_in_between(tmp_path):
 def test_one_process_drives_all_devices_of_dp(tmp_path):
     with start(Cell("dp", 2), tmp_path / "group") as group:
         group.wait_until_ready()
-        [block] = group.take(1)
+        [block] = group.take(1, discard=1)
     assert len(block.step_s) == 1
     assert block.cpu_s > 0
 
@@ -119,7 +121,7 @@ def test_a_process_that_is_killed_ends_the_wait_for_all(tmp_path):
         begin = time.monotonic()
         said = r"ddp x 2: process [01] of 2 (has ended|failed)"
         with pytest.raises(GroupFailed, match=said) as caught:
-            group.take(1)
+            group.take(1, discard=1)
         assert caught.value.code == "group_failed"
         assert time.monotonic() - begin < 60  # not the time-out of a collective
 
@@ -137,7 +139,7 @@ def test_a_process_that_does_not_answer_is_given_up(tmp_path):
 def test_on_a_gpu_memory_and_time_are_those_of_the_device(tmp_path):
     with start(Cell("single", 1), tmp_path / "group", "train.device=cuda") as group:
         group.wait_until_ready()
-        [block] = group.take(3)
+        [block] = group.take(3, discard=1)
     assert len(block.memory_bytes) == 1
     assert block.memory_bytes[0] > 4 * 352_042  # the parameters, and more
     assert min(block.step_s) > 0

@@ -38,7 +38,7 @@ class Stub:
         if self.asked == self.fails_at:
             raise GroupFailed(f"{self.cell.name}: it broke", "group_failed")
 
-    def take(self, steps, *, discard=1, sync=True):
+    def take(self, steps, *, discard, sync=True):
         assert self.is_open
         self.wait_until_ready()
         return [Block([1.0] * steps, discard, 1.0)] * self.cell.processes
@@ -51,21 +51,18 @@ class Stub:
 def test_a_cell_that_fails_anywhere_ends_alone(fails_at, visits):
     """It is asked whether it is ready, to warm up, and in each round for steps with and without."""
     broken, sound = Stub(Cell("ddp", 2), fails_at), Stub(Cell("single", 1))
-    heard = []
-
-    def after_round(contenders, rounds):
-        heard.append((rounds, [each.is_in for each in contenders]))
-        assert len(contenders[1].record.visits) == rounds
-
-    take_rounds([broken, sound], WANTED, GpuUse([]), after_round)
-    assert heard == [(n, [n <= visits, True]) for n in (1, 2, 3)]
+    seen = []
+    for contenders in take_rounds([broken, sound], WANTED, GpuUse([])):
+        seen.append([each.is_in for each in contenders])
+        assert len(contenders[1].record.visits) == len(seen)
+    assert seen == [[n <= visits, True] for n in (1, 2, 3)]
     assert (broken.is_open, sound.is_open) == (False, True)
 
 
 def test_where_all_fail_the_first_says_why():
     groups = [Stub(Cell("single", 1), fails_at=3), Stub(Cell("dp", 1), fails_at=1)]
     with pytest.raises(GroupFailed, match="single x 1: it broke"):
-        take_rounds(groups, WANTED, GpuUse([]), lambda *heard: None)
+        next(take_rounds(groups, WANTED, GpuUse([])))
 
 
 def test_a_comparison_outlives_one_of_its_cells(monkeypatch):

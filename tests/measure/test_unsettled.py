@@ -42,7 +42,7 @@ class Group:
         self.cell, self.config, self.asked = cell, config, []
         self.log = [] if log is None else log
 
-    def take(self, steps, *, discard=1, sync=True):
+    def take(self, steps, *, discard, sync=True):
         self.asked.append((discard, sync))
         self.log.append((self.cell.name, sync))
         return [Block([self.step_s] * steps, discard, 1.0, memory_bytes=self.memory_bytes)]
@@ -53,10 +53,8 @@ class Group:
 
 def measured(groups, rounds):
     """What the groups were seen to do in so many rounds."""
-    seen = []
     wanted = Wanted(MODES, (1, 4), rounds=rounds)
-    take_rounds(groups, wanted, GpuUse([]), lambda contenders, done: seen.append(contenders))
-    return seen[-1]
+    return [*take_rounds(groups, wanted, GpuUse([]))][-1]
 
 
 def test_a_visit_leaves_them_out_but_not_once_more_without_exchange():
@@ -97,7 +95,7 @@ class Bench:
     def __init__(self, number, log):
         self.number, self.log = number, log
 
-    def take(self, steps, *, discard=1, sync=True):
+    def take(self, steps, *, discard, sync=True):
         self.log.append((self.number, sync))
         return self.number
 
@@ -141,7 +139,7 @@ def test_a_sweep_claims_no_memory_for_one_of_its_settings():
     records = [CellRecord(visits=[[block, block]]) for _ in range(2)]
     settings = [{"ddp.bucket_cap_mib": mib} for mib in (1, 25)]
     where = Circumstances("gloo", cpus_are_shared=True)
-    document = sweep._document(config, settings, records, ProcessLayout(world_size=2), where)
+    document = sweep._document(config, settings, records, ProcessLayout(world_size=2), where, [])
     assert "ddp.bucket_cap_mib" not in document["settings"]  # each row has its own
     assert "ddp.static_graph" in document["settings"]
     for row in document["rows"]:

@@ -106,6 +106,14 @@ def test_the_ideal_line_is_as_many_times_as_devices(document):
     assert [*zip(*ideal.get_data(), strict=True)] == [(1, 80), (4, 320)]  # from one device's 80
 
 
+def test_perfect_scaling_goes_through_what_speed_ups_refer_to(document):
+    document["rows"][1]["is_base"] = True
+    rate, figure = document["rows"][1]["images_per_s"], Figure()
+    paint_throughput(figure, document["rows"], document)
+    [ideal] = [line for line in figure.axes[0].lines if line.get_label().startswith("ideal")]
+    assert [*ideal.get_ydata()] == [rate / 2, 2 * rate]  # it has two of the four devices
+
+
 def test_phases_have_whiskers_of_their_own_spread(document):
     row = document["rows"][-1] | {"phases_iqr": {"comm_s": 0.04, "exposed_comm_s": 0.02}}
     rows = [row | {"setting": {"ddp.bucket_cap_mib": mib}} for mib in (1, 25)]

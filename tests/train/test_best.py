@@ -147,10 +147,17 @@ def test_an_older_copy_of_the_run_marks_nothing(tmp_path):
     assert not (tmp_path / BEST_FILE).exists()
 
 
+class Ours:
+    def check(self):
+        pass
+
+
 def saver_with(folder, *steps):
     for step in steps:
         save_checkpoint(folder, step, {}, {}, keep_last=9)
-    return Saver(folder, {}, Retention(1), None, None, None, True, steps[-1], keep_best=True)
+    return Saver(
+        folder, {}, Retention(1), None, None, None, True, steps[-1], Ours(), keep_best=True
+    )
 
 
 def test_a_worse_state_that_was_asked_for_while_the_best_was_being_written_is_not_marked(tmp_path):

@@ -136,27 +136,28 @@ def resnet50_steps(run_dir, layout):
     assert lanes == clock_of(CPU).lanes
     ddp._set_ddp_runtime_logging_sample_rate(1)
     steps = []
-    for step in range(3):  # in the first torch also sends the order of its buckets
-        before = len(collectives())
-        with session.timer.step():
-            train_step(session)
-            close_vote(session)
+    for _ in range(3):  # in the first torch also sends the order of its buckets
+        steps.append(sent_by_a_step(session))
         # With a static graph torch regroups them before the third pass of all, the first of a step.
         assert ddp._has_rebuilt_buckets
-        if step:
-            steps.append([said(entry) for entry in collectives()[before:]])
     times, logged = session.timer.take(), ddp._get_ddp_logging_data()
     first, *later = ([bucket.bytes for bucket in one.buckets] for one in times)
     assert later == [first] * 2
     with session.forward.replicas.skip_sync():
         for _ in range(2):
-            before = len(collectives())
-            with session.timer.step():
-                train_step(session)
-                close_vote(session)
-    unsynced = [said(entry) for entry in collectives()[before:]], session.timer.take()
+            sent = sent_by_a_step(session)
+    unsynced = sent, session.timer.take()
     ranks.close()
-    return steps, times[1:], logged, session.traffic, unsynced
+    return steps[1:], times[1:], logged, session.traffic, unsynced
+
+
+def sent_by_a_step(session):
+    """What torch's flight recorder has noted of one."""
+    before = len(collectives())
+    with session.timer.step():
+        train_step(session)
+        close_vote(session)
+    return [said(entry) for entry in collectives()[before:]]
 
 
 def collectives():

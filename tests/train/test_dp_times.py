@@ -92,6 +92,18 @@ class Copies(torch.autograd.Function):
         return tuple(one + other for one, other in pairs)
 
 
+def in_threads(replicas, inputs):
+    """As torch's: they are told whether there is autocast, and not to what."""
+    enabled = torch.is_autocast_enabled("cpu")
+
+    def run(replica, one):
+        with torch.autocast("cpu", enabled=enabled):
+            return replica(*one)
+
+    with ThreadPoolExecutor(len(replicas)) as threads:
+        return [*threads.map(run, replicas, inputs)]
+
+
 @pytest.fixture
 def on_fake_gpus(clock, monkeypatch):
     """A TimedDataParallel that takes the CPU for two GPUs, and its timer."""
@@ -114,16 +126,8 @@ def on_fake_gpus(clock, monkeypatch):
         return torch.cat(outputs)
 
     def run_all(replicas, inputs, kwargs, devices):
-        """As torch's threads: they are told whether there is autocast, and not to what."""
         clock.at += 64
-        enabled = torch.is_autocast_enabled("cpu")
-
-        def run(replica, one):
-            with torch.autocast("cpu", enabled=enabled):
-                return replica(*one)
-
-        with ThreadPoolExecutor(len(replicas)) as threads:
-            return [*threads.map(run, replicas, inputs)]
+        return in_threads(replicas, inputs)
 
     monkeypatch.setattr(torch.nn.parallel._functions.Broadcast, "apply", applied)
     monkeypatch.setattr(torch.nn.parallel.comm, "broadcast_coalesced", broadcast_buffers)

@@ -21,30 +21,14 @@ def save_many_times(folder):
     """In a child: open files, threads and resident bytes after so many saves, and at the end."""
     import torch
 
-    from hpcddp.config.layout import ProcessLayout
-    from hpcddp.train.cadence import Cadence
-    from hpcddp.train.checkpoint import Retention
-    from hpcddp.train.journal import Journal
-    from hpcddp.train.process_group import LoneProcess
-    from hpcddp.train.saving import Best, Saver
+    from hpcddp.checkpoint_kept import Best
     from hpcddp.train.state import TrainState
 
     os.fsync = lambda _: None  # how fast the disk is does not matter here
     model = torch.nn.Linear(WIDTH, WIDTH)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     state = TrainState(model, optimizer, torch.amp.GradScaler("cpu", enabled=False))
-    saver = Saver(
-        folder=folder / "checkpoints",
-        extra={},
-        retention=Retention(keep_last=2),
-        cadence=Cadence(1, 3600, 600, step=0),
-        ranks=LoneProcess(),
-        journal=Journal(RunDir(folder), ProcessLayout()),
-        is_main=True,
-        saved_step=0,
-        keep_best=True,
-    )
-    counted = []
+    saver, counted = saver_in(RunDir(folder)), []
     for step in range(1, SAVES[-1] + 1):
         model(torch.ones(1, WIDTH)).sum().backward()
         optimizer.step()
@@ -58,6 +42,32 @@ def save_many_times(folder):
     saver.save_last(state)
     threads = [thread.name for thread in threading.enumerate()]
     return counted, threads, sorted(path.name for path in saver.folder.iterdir())
+
+
+def saver_in(run_dir):
+    """One that saves after every step, and owns the run."""
+    from hpcddp.config.layout import ProcessLayout
+    from hpcddp.train.cadence import Cadence
+    from hpcddp.train.checkpoint import Retention
+    from hpcddp.train.journal import Journal
+    from hpcddp.train.ownership import Ownership
+    from hpcddp.train.process_group import LoneProcess
+    from hpcddp.train.saving import Saver
+
+    owner = Ownership(run_dir, ProcessLayout())
+    owner.claim()
+    return Saver(
+        folder=run_dir.checkpoints,
+        extra={},
+        retention=Retention(keep_last=2),
+        cadence=Cadence(1, 3600, 600, step=0),
+        ranks=LoneProcess(),
+        journal=Journal(run_dir, ProcessLayout()),
+        is_main=True,
+        saved_step=0,
+        owner=owner,
+        keep_best=True,
+    )
 
 
 def held():

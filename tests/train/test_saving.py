@@ -54,7 +54,9 @@ def advance(state):
 
 @pytest.fixture
 def saver(tmp_path):
-    return Saver(
+    owner = Ownership(RunDir(tmp_path), ProcessLayout())
+    owner.claim()
+    yield Saver(
         folder=tmp_path / "checkpoints",
         extra={},
         retention=Retention(keep_last=2),
@@ -63,7 +65,9 @@ def saver(tmp_path):
         journal=Journal(RunDir(tmp_path), ProcessLayout()),
         is_main=True,
         saved_step=0,
+        owner=owner,
     )
+    owner.release()
 
 
 def assert_is_of_step(loaded, step):
@@ -80,12 +84,12 @@ class Gate:
         self._original = saving.save_snapshot
         monkeypatch.setattr(saving, "save_snapshot", self)
 
-    def __call__(self, *arguments):
+    def __call__(self, *arguments, fence):
         self.under_way += 1
         self.most = max(self.most, self.under_way)
         assert self.open.wait(60)
         self.under_way -= 1
-        return self._original(*arguments)
+        return self._original(*arguments, fence=fence)
 
 
 def writers():

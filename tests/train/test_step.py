@@ -14,7 +14,7 @@ from hpcddp.train.loop import step_and_report, train_step
 from hpcddp.train.metrics import StepClock
 from hpcddp.train.process_group import LoneProcess, open_ranks
 from hpcddp.train.resume import Found
-from hpcddp.train.setup import build_session, undisturbed
+from hpcddp.train.setup import build_session, build_undisturbed
 from hpcddp.train.task import build_task
 
 CPU = torch.device("cpu")
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 def session_of(run_dir, *overrides, layout=None, ranks=None, device=CPU):
     layout, ranks = layout or ProcessLayout(), ranks or LoneProcess()
     task = build_task(small_config(*overrides), layout)
-    process = undisturbed(layout, device, ranks, RunDir(run_dir))
+    process = build_undisturbed(layout, device, ranks, RunDir(run_dir))
     return build_session(task, process, Found(None))
 
 
