@@ -113,7 +113,7 @@ def _of_queue(name: str, facts: Mapping[str, Any], live: LiveCluster) -> Iterato
         yield from _longest_time(where, facts["limits"], found, qos)
         yield from _numbers_of_nodes(where, facts["limits"], found)
         yield from _nodes(where, facts, found)
-        yield from _preemption(where, facts["preempt"], live.taken_away(found, asked.get("qos")))
+        yield from _preemption(where, facts["preempt"], live.preemption_of(found, asked.get("qos")))
 
 
 def _longest_time(

@@ -79,7 +79,8 @@ def _explain_predecessor(
         reason = StopReason.NODE_FAILURE.value
     elif lost := restarted_nodes(hosts, began):  # for whatever reason: an update of Slurm is one
         reason = _NODE_RESTART
-    is_preemptible = not lost and requeues_preempted(environ.get("SLURM_JOB_PARTITION", ""))
+    queue = [environ.get(f"SLURM_JOB_{name}", "") for name in ("PARTITION", "QOS")]
+    is_preemptible = not lost and requeues_preempted(*queue)
     hints = {"preemptible": True} if is_preemptible else {}
     run_dir.append_event("ended", attempt=predecessor, reason=reason, lost_nodes=lost, **hints)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.cluster.drift import compare, compare_node
-from hpcddp.cluster.live import LiveQos, gpus_of, nodes_of, preempt_mode_of, read_live, run_tool
+from hpcddp.cluster.live import LiveQos, ask_preemption, gpus_of, nodes_of, read_live, run_tool
 from hpcddp.cluster.network import gloo_missing, nccl_fits
 from hpcddp.cluster.node_facts import node_facts
 from hpcddp.cluster.profile import load_profile, parse_profile
@@ -79,7 +79,8 @@ def test_a_higher_partition_that_is_not_shown_to_the_user_takes_nodes_all_the_sa
             return "PreemptMode = REQUEUE\nPreemptType = preempt/partition_prio\n"
         return (low + top if "--all" in words else low) if "partition" in words else ""
 
-    assert (preempt_mode_of("low", ask), preempt_mode_of("top", ask)) == ("REQUEUE", "OFF")
+    taken = [ask_preemption(name, "", ask) for name in ("low", "top", "gone")]
+    assert taken == [("REQUEUE", 0), ("OFF", 0), None]
     live = read_live(ask)
     assert {name: part.preempt_mode for name, part in live.partitions.items()} == {"low": "REQUEUE"}
 
@@ -98,9 +99,9 @@ def test_a_cluster_that_also_shares_nodes_in_turn_takes_them_as_it_says_beside_t
         lines = [f"PartitionName={name} {rest} State=UP\n" for name, rest in names.items()]
         return "".join(lines) if "partition" in words else ""
 
-    assert preempt_mode_of("low", ask) == mode
     live = read_live(ask)
-    assert live.taken_away(live.partitions["low"], None) == (mode or "OFF", 0)
+    taken = live.preemption_of(live.partitions["low"], None)
+    assert taken == ask_preemption("low", "", ask) == (mode or "OFF", 0)
     assert ("suspended" in survey_text(live, {}, "2026-11-30")) is (mode == "SUSPEND")
 
 
