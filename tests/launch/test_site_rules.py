@@ -9,9 +9,9 @@ import pytest
 from hpcddp.errors import ConfigError
 from hpcddp.launch.explain import explain, exported_warnings
 from hpcddp.launch.limits import longest_time
+from hpcddp.launch.place import Place
 from hpcddp.launch.render import option_warnings, render_script
 from hpcddp.launch.request import Request, check_sizes, resolve_request
-from hpcddp.launch.step import Place
 from hpcddp.launch.submission import prepare_in
 from hpcddp.run_dir import RunDir
 

@@ -17,8 +17,9 @@ from hpcddp.config.write import config_text
 from hpcddp.errors import ConfigError, HpcddpError
 from hpcddp.launch import torchrun_node
 from hpcddp.launch.explain import explain
+from hpcddp.launch.place import Place
 from hpcddp.launch.request import Request, resolve_request
-from hpcddp.launch.step import Place, launch_line
+from hpcddp.launch.step import launch_line
 from hpcddp.launch.torchrun_node import torchrun_words
 from hpcddp.run_dir import RunDir
 
