@@ -81,6 +81,13 @@ def test_an_attempt_that_left_no_word_is_explained(attend, hosts, began, reason)
     assert (events["ended"]["reason"], events["ended"]["attempt"]) == (reason, 0)
 
 
+def test_a_process_that_failed_for_a_lost_one_does_not_hide_the_loss(attend):
+    hosts = ("started", {"attempt": 0, "hosts": ["n0", "n1"]})
+    failed = ("failed", {"attempt": 0, "global_rank": 0, "exit_code": 1})
+    ended = attend(launched(0), hosts, failed, **ON_SLURM)["ended"]
+    assert (ended["reason"], ended["lost_nodes"]) == ("node failure", ["n1"])
+
+
 def test_whether_it_was_preempted_is_asked_for_the_queue_of_the_job(attend, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_PARTITION", "p")
     monkeypatch.setenv("SLURM_JOB_QOS", "spare")
