@@ -44,14 +44,13 @@ def compare(values: Mapping[str, Any], live: LiveCluster) -> tuple[Finding, ...]
 
 
 def compare_node(
-    profile: ClusterProfile, facts: Mapping[str, Any], unseen: str = ""
+    profile: ClusterProfile, facts: Mapping[str, Any], unseen: str
 ) -> tuple[Finding, ...]:
     """Findings about one node: the interfaces that the profile names, and the architecture. Without
     facts `unseen` says why there are none.
     """
     if not facts:
-        said = f"no node was looked at{f': {unseen}' if unseen else ''}"
-        return (Finding("untested", "node", "-", said),)
+        return (Finding("untested", "node", "-", f"no node was looked at: {unseen}"),)
     return tuple(_of_node(profile, facts))
 
 

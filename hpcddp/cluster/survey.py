@@ -45,7 +45,7 @@ def way_to(partition: LivePartition, environ: Mapping[str, str]) -> tuple[str, .
     )
 
 
-def survey_text(live: LiveCluster, facts: Mapping[str, Any], today: str, unseen: str = "") -> str:
+def survey_text(live: LiveCluster, facts: Mapping[str, Any], today: str, unseen: str) -> str:
     """The profile as YAML. `facts` are those of `node_facts`, or empty; `unseen` then says why."""
     return "\n".join(_lines(live, facts, today, unseen)) + "\n"
 
@@ -127,7 +127,7 @@ def _interface_lines(facts: Mapping[str, Any], unseen: str) -> Iterator[str]:
             speed = f", {state['speed_mbit_per_s']} Mbit/s" if state["speed_mbit_per_s"] else ""
             yield f"# seen on {facts['host']}: {name} {', '.join(state['addresses'])}{speed}"
     if not facts:
-        yield f"# interfaces: no node was looked at{f': {unseen}' if unseen else ''}"
+        yield f"# interfaces: no node was looked at: {unseen}"
 
 
 def _queue_lines(partition: LivePartition) -> Iterator[str]:

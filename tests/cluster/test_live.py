@@ -102,7 +102,7 @@ def test_a_cluster_that_also_shares_nodes_in_turn_takes_them_as_it_says_beside_t
     live = read_live(ask)
     taken = live.preemption_of(live.partitions["low"], None)
     assert taken == ask_preemption("low", "", ask) == (mode or "OFF", 0)
-    assert ("suspended" in survey_text(live, {}, "2026-11-30")) is (mode == "SUSPEND")
+    assert ("suspended" in survey_text(live, {}, "2026-11-30", "--no-job")) is (mode == "SUSPEND")
 
 
 def test_a_rule_that_slurm_does_not_tell_is_named_as_not_compared():
@@ -145,11 +145,11 @@ NODE = {
 
 def test_a_node_is_compared_with_the_interfaces_of_the_profile():
     profile = load_profile("slingshot-nvidia", {"HOME": "/nowhere"})
-    assert {f.level for f in compare_node(profile, NODE)} == {"ok"}
+    assert {f.level for f in compare_node(profile, NODE, "")} == {"ok"}
     without = {**NODE, "interfaces": {"eth0": NODE["interfaces"]["hsn0"]}}
-    differ = {f.what for f in compare_node(profile, without) if f.level == "drift"}
+    differ = {f.what for f in compare_node(profile, without, "") if f.level == "drift"}
     assert differ == {"node n1: NCCL_SOCKET_IFNAME", "node n1: GLOO_SOCKET_IFNAME"}
-    assert [f.level for f in compare_node(profile, {})] == ["untested"]
+    assert [f.level for f in compare_node(profile, {}, "--no-job")] == ["untested"]
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_the_family_follows_from_what_the_node_has(facts, family):
 
 
 def surveyed(facts, tmp_path):
-    text = survey_text(newcluster(), facts, "2026-11-29")
+    text = survey_text(newcluster(), facts, "2026-11-29", "")
     return text, parse_yaml(text, str(tmp_path))
 
 
