@@ -80,6 +80,21 @@ def test_words_of_the_profile_reach_a_torchrun_that_knows_them(tmp_path, monkeyp
     assert "--no-such-word=1: left out" in said
 
 
+def test_a_torchrun_without_a_choice_of_signals_is_started_without_a_word(monkeypatch, capsys):
+    from torch.distributed import run as torchrun
+
+    ours, given = "--signals-to-handle=SIGINT", []
+    default = torchrun.get_args_parser().parse_args(["x.py"])
+    known = hasattr(default, "signals_to_handle")  # not in older versions
+    monkeypatch.setattr(torchrun, "run", given.append)
+    monkeypatch.setattr(torchrun_node.signal, "signal", lambda *words: None)
+    assert torchrun_node.run_torchrun(["x.py"]) == 0
+    monkeypatch.setattr(torchrun_node, "_knows", lambda parser, word: word != ours)
+    assert torchrun_node.run_torchrun(["x.py"]) == 0
+    assert [one == default for one in given] == [not known, True]
+    assert capsys.readouterr().err == ""
+
+
 def test_the_script_hands_on_the_words_of_the_profile_and_explain_shows_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "configs/clusters").mkdir(parents=True)
