@@ -185,6 +185,7 @@ def test_the_written_profile_is_one_and_says_what_slurm_said(facts, tmp_path):
     assert values.get("extends", []) == (["slingshot-nvidia"] if facts else [])
     assert ("hsn0 10.0.0.1" in text) == bool(facts)
     assert "podman1" not in text
+    assert "# and gpu_type: a100, if the site wants the type named" in text
     differ = [f for f in compare(values, newcluster()) if f.level == "drift"]
     assert differ == []
 
