@@ -44,14 +44,13 @@ def compare(values: Mapping[str, Any], live: LiveCluster) -> tuple[Finding, ...]
 
 
 def compare_node(
-    profile: ClusterProfile, facts: Mapping[str, Any], unseen: str = ""
+    profile: ClusterProfile, facts: Mapping[str, Any], unseen: str
 ) -> tuple[Finding, ...]:
     """Findings about one node: the interfaces that the profile names, and the architecture. Without
     facts `unseen` says why there are none.
     """
     if not facts:
-        said = f"no node was looked at{f': {unseen}' if unseen else ''}"
-        return (Finding("untested", "node", "-", said),)
+        return (Finding("untested", "node", "-", f"no node was looked at: {unseen}"),)
     return tuple(_of_node(profile, facts))
 
 
@@ -88,7 +87,6 @@ def _laid(values: Mapping[str, Any], queue: Mapping[str, Any]) -> dict[str, Any]
     facts: dict[str, Any] = {}
     for key in ("limits", "node", "preempt"):
         facts[key] = {**(values.get(key) or {}), **(node.get(key) or {}), **(queue.get(key) or {})}
-    facts["gpu_type"] = queue.get("gpu_type") or node.get("gpu_type") or values.get("gpu_type", "")
     blocks = [part.get("defaults", {}).get("resources", {}) for part in (values, node, queue)]
     return {**facts, "asked": {**blocks[0], **blocks[1], **blocks[2]}}
 
@@ -113,7 +111,7 @@ def _of_queue(name: str, facts: Mapping[str, Any], live: LiveCluster) -> Iterato
         yield from _longest_time(where, facts["limits"], found, qos)
         yield from _numbers_of_nodes(where, facts["limits"], found)
         yield from _nodes(where, facts, found)
-        yield from _preemption(where, facts["preempt"], live.taken_away(found, asked.get("qos")))
+        yield from _preemption(where, facts["preempt"], live.preemption_of(found, asked.get("qos")))
 
 
 def _longest_time(
@@ -174,9 +172,9 @@ def _nodes(where: str, facts: Mapping[str, Any], found: LivePartition) -> Iterat
     if node.get("gpus"):
         same = node["gpus"] in seen["gpus"]
         yield _finding(same, f"{where}: GPUs of a node", str(node["gpus"]), _text(seen["gpus"]))
-    if facts["gpu_type"]:
-        same = facts["gpu_type"] in seen["type"]
-        yield _finding(same, f"{where}: type of GPU", facts["gpu_type"], _text(seen["type"]))
+    if kind := facts["asked"].get("gpu_type"):
+        same = kind in seen["type"]
+        yield _finding(same, f"{where}: type of GPU", kind, _text(seen["type"]))
     if node.get("cpus"):
         same = any(cpus >= node["cpus"] for cpus in seen["cpus"])  # some are kept for the system
         yield _finding(same, f"{where}: cores of a node", str(node["cpus"]), _text(seen["cpus"]))

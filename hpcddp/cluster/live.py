@@ -73,11 +73,11 @@ class LiveCluster:
     config: Mapping[str, str]
     qos: Mapping[str, LiveQos] | None
 
-    def taken_away(self, found: LivePartition, qos: str | None) -> tuple[str, int] | None:
+    def preemption_of(self, found: LivePartition, qos: str | None) -> tuple[str, int] | None:
         """How nodes are taken from jobs of that partition and QOS, and with how many seconds of
         notice; None where it goes by the QOS and that is not known.
         """
-        if self.config.get("PreemptType") != "preempt/qos":
+        if not _goes_by_qos(self.config):
             return found.preempt_mode or "OFF", found.grace_s
         own = (self.qos or {}).get(qos or "")
         if own is None:
@@ -128,8 +128,19 @@ def read_live(ask: Ask = ask_slurm) -> LiveCluster | None:
         version=config.get("SLURM_VERSION", ""),
         partitions=found,
         config=config,
-        qos=_qos(ask(["sacctmgr", "--noheader", "--parsable2", "show", "qos", _QOS_FORMAT])),
+        qos=_ask_qos(ask),
     )
+
+
+def ask_preemption(partition: str, qos: str, ask: Ask = ask_slurm) -> tuple[str, int] | None:
+    """As `LiveCluster.preemption_of`, asking for no more than that takes. None also where Slurm
+    does not tell.
+    """
+    config = _config(ask(["scontrol", "show", "config"]))
+    fields = [part for part in _partitions(config, ask) if part["PartitionName"] == partition]
+    all_qos = _ask_qos(ask) if _goes_by_qos(config) else None
+    live = LiveCluster(name="", version="", partitions={}, config=config, qos=all_qos)
+    return live.preemption_of(_partition(fields[0], {}), qos) if fields else None
 
 
 def nodes_of(partition: str | None, ask: Ask = ask_slurm) -> int | None:
@@ -144,24 +155,6 @@ def nodes_of(partition: str | None, ask: Ask = ask_slurm) -> int | None:
         if (name.removesuffix("*") in names if names else name.endswith("*"))
     ]
     return max(counts, default=None)
-
-
-def preempt_mode_of(partition: str, ask: Ask = ask_slurm) -> str:
-    """How Slurm takes nodes from jobs of that partition, such as `REQUEUE`; empty if unknown."""
-    fields = _partitions(_config(ask(["scontrol", "show", "config"])), ask)
-    modes = {part["PartitionName"]: part.get("PreemptMode", "") for part in fields}
-    return modes.get(partition, "")
-
-
-def grace_of(partition: str, ask: Ask = ask_slurm) -> int:
-    """Seconds that Slurm leaves a preempted job of that partition; 0 also where that is not for
-    partitions to say.
-    """
-    config = _config(ask(["scontrol", "show", "config"]))
-    if config.get("PreemptType") != "preempt/partition_prio":
-        return 0
-    graces = {part["PartitionName"]: part.get("GraceTime", "") for part in _partitions(config, ask)}
-    return _number(graces.get(partition, "")) or 0
 
 
 def _partitions(config: Mapping[str, str], ask: Ask) -> list[dict[str, str]]:
@@ -244,6 +237,15 @@ def _partition(fields: Mapping[str, str], nodes: Mapping[str, list[LiveNodes]]) 
         grace_s=_number(fields.get("GraceTime", "")) or 0,
         nodes=tuple(nodes.get(fields["PartitionName"], ())),
     )
+
+
+def _goes_by_qos(config: Mapping[str, str]) -> bool:
+    """True where a job's QOS says who may take its nodes, and not its partition."""
+    return config.get("PreemptType") == "preempt/qos"
+
+
+def _ask_qos(ask: Ask) -> dict[str, LiveQos] | None:
+    return _qos(ask(["sacctmgr", "--noheader", "--parsable2", "show", "qos", _QOS_FORMAT]))
 
 
 def _qos(text: str) -> dict[str, LiveQos] | None:

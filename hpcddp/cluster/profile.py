@@ -248,9 +248,6 @@ def _derive(settled: Merged, asked: Resources) -> None:
     if values.get("node", {}).get("gpus") and _default(values, "gpus_per_node") is None:
         gpus = {"gpus_per_node": values["node"]["gpus"]}
         settled.put({"defaults": {"resources": gpus}}, lambda _: "all of a node (node.gpus)")
-    if values.get("gpu_type") and _default(values, "gpu_type") is None:
-        kind = {"defaults": {"resources": {"gpu_type": values["gpu_type"]}}}
-        settled.put(kind, lambda _: settled.origins[("gpu_type",)])
     project = asked.project or _default(values, "project")
     if values.get("account") and project and not _default(values, "account"):
         account = {"account": values["account"].replace("{project}", project)}

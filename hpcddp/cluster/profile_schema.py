@@ -148,7 +148,6 @@ class Block:
     when: When | None = None
 
     gpu_request: GpuRequest = "gpus-per-node"
-    gpu_type: str = ""
     launch: Literal["srun", "torchrun"] = "srun"
     discouraged: Discouraged = field(default_factory=Discouraged)
     launch_program: tuple[str, ...] = ()

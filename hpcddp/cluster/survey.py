@@ -45,7 +45,7 @@ def way_to(partition: LivePartition, environ: Mapping[str, str]) -> tuple[str, .
     )
 
 
-def survey_text(live: LiveCluster, facts: Mapping[str, Any], today: str, unseen: str = "") -> str:
+def survey_text(live: LiveCluster, facts: Mapping[str, Any], today: str, unseen: str) -> str:
     """The profile as YAML. `facts` are those of `node_facts`, or empty; `unseen` then says why."""
     return "\n".join(_lines(live, facts, today, unseen)) + "\n"
 
@@ -99,7 +99,14 @@ def _lines(live: LiveCluster, facts: Mapping[str, Any], today: str, unseen: str)
     for partition in live.partitions.values():
         yield from _queue_lines(partition)
     yield "defaults:"
-    yield '  resources: {time: "01:00:00"}'
+    yield f'  resources: {{time: "01:00:00"}}{_gpu_type_note(main)}'
+
+
+def _gpu_type_note(main: LivePartition | None) -> str:
+    shape = _largest(main)
+    if shape is None or not shape.gpu_type:
+        return ""
+    return f"  # and gpu_type: {dump_yaml(shape.gpu_type)}, if the site wants the type named"
 
 
 def _account_lines(live: LiveCluster) -> Iterator[str]:
@@ -117,8 +124,6 @@ def _gpu_lines(main: LivePartition | None) -> Iterator[str]:
         yield "gpu_request: none  # no GPUs in GRES of sinfo"
         return
     yield "gpu_request: gpus-per-node  # or gres, gpus, gpus-per-task; implied where GPUs just come"
-    if shape.gpu_type:
-        yield f"# gpu_type: {dump_yaml(shape.gpu_type)}  # if the site wants the type named"
 
 
 def _interface_lines(facts: Mapping[str, Any], unseen: str) -> Iterator[str]:
@@ -127,7 +132,7 @@ def _interface_lines(facts: Mapping[str, Any], unseen: str) -> Iterator[str]:
             speed = f", {state['speed_mbit_per_s']} Mbit/s" if state["speed_mbit_per_s"] else ""
             yield f"# seen on {facts['host']}: {name} {', '.join(state['addresses'])}{speed}"
     if not facts:
-        yield f"# interfaces: no node was looked at{f': {unseen}' if unseen else ''}"
+        yield f"# interfaces: no node was looked at: {unseen}"
 
 
 def _queue_lines(partition: LivePartition) -> Iterator[str]:

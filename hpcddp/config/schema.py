@@ -240,6 +240,16 @@ def check(config: RunConfig) -> None:
         _check_length(config.train)
 
 
+def check_data(data: DataConfig) -> None:
+    """Raise ConfigError for data that no node can find: nobody has said where they lie."""
+    if data.name == "imagenet" and data.root is None:
+        raise ConfigError(
+            "data.name=imagenet needs data.root: the folder that holds train/CLASS/*.JPEG and "
+            "val/CLASS/*.JPEG. Type data.root=/path/to/it",
+            "missing_data",
+        )
+
+
 def _check_length(train: TrainConfig) -> None:
     if train.max_steps is None and train.max_epochs is None:
         raise ConfigError("train.max_steps and train.max_epochs are both unset: set one of them.")

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
-from hpcddp.config.schema import DataConfig
+from hpcddp.config.schema import DataConfig, check_data
 from hpcddp.data import sources
 from hpcddp.data.augment import Augment, stack
 from hpcddp.data.folder import Names, list_classes, list_pictures, open_picture
@@ -128,12 +128,8 @@ def _cifar10(config: DataConfig, split: str) -> ArrayDataset:
 
 
 def _imagenet(config: DataConfig, split: str) -> FolderDataset:
-    if config.root is None:
-        raise ConfigError(
-            "data.name=imagenet needs data.root: the folder that holds train/CLASS/*.JPEG and "
-            "val/CLASS/*.JPEG. Type data.root=/path/to/it",
-            "missing_data",
-        )
+    check_data(config)
+    assert config.root is not None
     root = Path(config.root)
     classes = list_classes(root)
     folder = root / ("train" if split == "train" else "val")

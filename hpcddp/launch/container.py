@@ -1,19 +1,17 @@
 """Words that lead a process into a container, one way per runtime. Pure text; knows no step."""
 
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpcddp.cluster.profile import ClusterProfile
 from hpcddp.cluster.profile_file import EXPANDED
 from hpcddp.cluster.variables import ATTEMPT_TIME_VARIABLE, ATTEMPT_VARIABLE
 from hpcddp.config.schema import Resources
 from hpcddp.errors import ConfigError
-
-if TYPE_CHECKING:
-    from hpcddp.launch.step import Place
+from hpcddp.launch.place import Place
 
 # Of these also what the profile does not know: users export them, and images bring their own.
-KEPT = ("NCCL_", "TORCH_NCCL_", "GLOO_", "FI_", "UCX_")
+KEPT_BEGINNINGS = ("NCCL_", "TORCH_NCCL_", "GLOO_", "FI_", "UCX_")
 
 
 class ShellWord(str):
@@ -27,7 +25,7 @@ def container_sbatch(resources: Resources, profile: ClusterProfile) -> dict[str,
     return {"image": resources.container}
 
 
-def container_words(resources: Resources, profile: ClusterProfile, place: "Place") -> list[str]:
+def container_words(resources: Resources, profile: ClusterProfile, place: Place) -> list[str]:
     """What stands in front of the command."""
     if not resources.container:
         return []
@@ -50,7 +48,7 @@ def container_words(resources: Resources, profile: ClusterProfile, place: "Place
     return ["shifter"] if container.runtime == "shifter" else []
 
 
-def container_srun(resources: Resources, profile: ClusterProfile, place: "Place") -> dict[str, Any]:
+def container_srun(resources: Resources, profile: ClusterProfile, place: Place) -> dict[str, Any]:
     """Options of srun that a container needs."""
     if not resources.container:
         return {}
@@ -74,7 +72,7 @@ def kept_names(resources: Resources, profile: ClusterProfile) -> tuple[str, ...]
     if not resources.container or profile.container.runtime != "pyxis":
         return ()
     own = [name for name, setting in profile.env.items() if not setting.prepend]
-    named = [name for name in (*own, *profile.caches) if not name.startswith(KEPT)]
+    named = [name for name in (*own, *profile.caches) if not name.startswith(KEPT_BEGINNINGS)]
     return (ATTEMPT_VARIABLE, ATTEMPT_TIME_VARIABLE, *named)
 
 
@@ -99,7 +97,7 @@ def _with_mounts(word: str, mounts: str) -> str:
     return mounts.join(shlex.quote(part) if part else "" for part in word.split("{mounts}"))
 
 
-def _mounts(profile: ClusterProfile, place: "Place", *, in_pairs: bool = False) -> str:
+def _mounts(profile: ClusterProfile, place: Place, *, in_pairs: bool = False) -> str:
     """The folders that the container sees, as one word of shell; the batch script fills in
     `$NAME` in those of the profile.
     """

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hpcddp.cluster.detect import slurm_cluster_name
 from hpcddp.cluster.layout import layout_from_environ
 from hpcddp.cluster.profile import CLUSTER_VARIABLE
 from hpcddp.config.layout import ProcessLayout
@@ -108,7 +109,8 @@ def _cluster_name(
     """The profile that was asked for; in a Slurm job without one, what Slurm calls the cluster."""
     profile = resolved.profile
     if profile.launcher == "local" and layout.requeue_target:
-        return environ.get("SLURM_CLUSTER_NAME", "slurm")
+        told = slurm_cluster_name(environ)
+        return told[0] if told else "slurm"
     return profile.name
 
 

@@ -3,7 +3,6 @@
 import datetime
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from hpcddp.cluster.options import is_given
@@ -13,11 +12,11 @@ from hpcddp.cluster.scrub import looks_secret
 from hpcddp.cluster.variable_check import variable_warnings
 from hpcddp.errors import HpcddpError
 from hpcddp.launch.limits import check_forbidden
+from hpcddp.launch.place import ANYWHERE
 from hpcddp.launch.render import option_warnings, sbatch_options
 from hpcddp.launch.request import ResolvedRequest, check_sizes, processes_per_node
 from hpcddp.launch.sizes import threads_of_process
-from hpcddp.launch.step import YIELDS_TO, Place, container_words, has_needed, srun_options
-from hpcddp.run_dir import RunDir
+from hpcddp.launch.step import YIELDS_TO, container_words, has_needed, lacks_needed, srun_options
 
 # Options whose value follows from a setting of another name.
 _FROM = {
@@ -99,9 +98,8 @@ def explain(
     """Raises HpcddpError for what could not be rendered either."""
     profile, config = request.profile, request.config
     processes = processes_per_node(config, profile)
-    place = Place(RunDir(Path("RUN")), python="python", work_dir=Path("."))
-    options = sbatch_options(config.resources, profile, place, processes)
-    step = srun_options(config.resources, profile, processes, place)
+    options = sbatch_options(config.resources, profile, ANYWHERE, processes)
+    step = srun_options(config.resources, profile, processes, ANYWHERE)
     own = {} if profile.launcher == "local" or profile.launch_program else step
     return Explanation(
         cluster=profile.name,
@@ -113,14 +111,14 @@ def explain(
         processes_per_node=processes,
         sbatch=tuple(_option_rows("sbatch", options, request)),
         srun=tuple(_option_rows("srun", own, request)),
-        launch=tuple(_launch_rows(request, place)),
+        launch=tuple(_launch_rows(request)),
         env=(*_process_rows(request, options, environ), *_env_rows(profile, options, environ)),
         setup=tuple(_setup_rows(profile)),
         preemption=preemption_text(profile.preempt),
         warnings=(
             *_age(profile, today),
             *_refusals(request, options, step),
-            *option_warnings(config, profile, place, environ),
+            *option_warnings(config, profile, ANYWHERE, environ),
             *exported_warnings(profile, environ),
         ),
         documents={name: texts for name, texts in profile.documents.items() if texts},
@@ -196,7 +194,7 @@ def _option_layer(kind: str, name: str, value: Any, request: ResolvedRequest) ->
     return source or ("hpcddp" if name in _ALWAYS else "default"), why
 
 
-def _launch_rows(request: ResolvedRequest, place: Place) -> Iterator[Row]:
+def _launch_rows(request: ResolvedRequest) -> Iterator[Row]:
     """What starts the processes, and the container that they run in."""
     profile, resources = request.profile, request.config.resources
     is_torchrun = profile.launch == "torchrun"
@@ -211,7 +209,7 @@ def _launch_rows(request: ResolvedRequest, place: Place) -> Iterator[Row]:
         yield Row(f"torchrun {' '.join(profile.torchrun_args)}", "", layer, "words of the site's")
     if resources.container:
         runtime = profile.container.runtime
-        words = " ".join(container_words(resources, profile, place)) or runtime
+        words = " ".join(container_words(resources, profile, ANYWHERE)) or runtime
         layer = profile.origins.get(("container", "runtime"), profile.name)
         yield Row(words, "", layer, f"processes run in {resources.container}")
 
@@ -256,8 +254,8 @@ def _env_row(
 ) -> Row:
     if name in environ and not setting.prepend:
         own = "(hidden)" if looks_secret(name) else environ[name]
-        alone = environ[name] == setting.value and not has_needed(setting, options)
-        why = f"needs --{setting.needs}" if alone else f"wins over {setting.value} of {layer}"
+        lacks = lacks_needed(name, setting, options, environ)
+        why = f"needs --{setting.needs}" if lacks else f"wins over {setting.value} of {layer}"
         return Row(name, own, "your environment", why)
     if (rule := YIELDS_TO.get(name, "")) in environ:
         return Row(name, "(not set)", layer, f"your {rule} decides instead of {setting.value}")

@@ -113,18 +113,18 @@ def _of_share(resources: Resources, profile: ClusterProfile, processes: int) -> 
     gpus = nodes * _gpus_per_node(resources, profile, processes)
     cpus = nodes * processes * cpus_of_process(resources, processes)
     if limits.cpus_max and cpus > limits.cpus_max:
-        each = max(limits.cpus_max // max(gpus, nodes * processes), 1)
+        most_each = max(limits.cpus_max // max(gpus, nodes * processes), 1)
         yield (
             f"{cpus} CPUs, but a job may have {limits.cpus_max}: use "
-            f"resources.cpus_per_process={each}"
+            f"resources.cpus_per_process={most_each}"
         )
     for key, parts in (("mem", nodes), ("mem_per_cpu", cpus), ("mem_per_gpu", gpus)):
         memory_gb = parts * parse_memory(getattr(resources, key) or 0, key) / 1024
         if limits.memory_max_gb and memory_gb > limits.memory_max_gb:
-            least = int(limits.memory_max_gb * 1024 / parts)
+            most_mib = int(limits.memory_max_gb * 1024 / parts)
             yield (
                 f"{memory_gb:g} GB of memory, but a job may have {limits.memory_max_gb:g}: use "
-                f"resources.{key}={least}M"
+                f"resources.{key}={most_mib}M"
             )
 
 

@@ -1,13 +1,11 @@
 """Options of srun for a short look at one node of a cluster. Starts nothing."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from hpcddp.cluster.options import is_given
+from hpcddp.launch.place import ANYWHERE
 from hpcddp.launch.render import sbatch_options
 from hpcddp.launch.request import Request, resolve_request
-from hpcddp.launch.step import Place
-from hpcddp.run_dir import RunDir
 
 _WAY = (
     "partition", "account", "qos", "constraint", "reservation",
@@ -21,6 +19,5 @@ def one_node_options(cluster: str, environ: Mapping[str, str]) -> tuple[str, ...
     """
     small = {"nodes": 1, "gpus_per_node": 1}
     request = resolve_request(Request(cluster=cluster, resources=small), environ)
-    place = Place(RunDir(Path("RUN")), python="python", work_dir=Path("."))
-    options = sbatch_options(request.config.resources, request.profile, place, processes=1)
+    options = sbatch_options(request.config.resources, request.profile, ANYWHERE, processes=1)
     return tuple(f"--{key}={options[key]}" for key in _WAY if is_given(options.get(key)))

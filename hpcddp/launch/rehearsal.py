@@ -104,8 +104,8 @@ def rehearse(plain: Submission, stopped: Submission, out: TextIO) -> Report:
         _show(stopped.run_dir, out)
     mode = kill_after_s = None
     if launcher == "slurm":
-        qos = request.config.resources.qos
-        mode, kill_after_s = preemption_of(show_job(job_id).partition, qos)
+        job = show_job(job_id)
+        mode, kill_after_s = preemption_of(job.partition, job.qos)
     found = report(plain.run_dir, stopped.run_dir, request.config, kill_after_s)
     return replace(found, problems=(*refusals, *found.problems), preempt_mode=mode)
 
@@ -154,15 +154,13 @@ def _send_sigterm(run_dir: RunDir, launcher: str, job_id: str) -> str | None:
     return tell(["scancel", "--signal=TERM", job_id], _SCANCEL_TIMEOUT_S)
 
 
-def preemption_of(
-    partition: str, qos: str | None, ask: Ask = ask_slurm
-) -> tuple[str | None, int | None]:
+def preemption_of(partition: str, qos: str, ask: Ask = ask_slurm) -> tuple[str | None, int | None]:
     """How Slurm takes nodes from jobs of that partition and QOS (`OFF`, `REQUEUE`, `CANCEL`,
     `SUSPEND`), and the seconds that it leaves them; None for what nobody knows or is not so.
     """
     live = read_live(ask)
     found = live.partitions.get(partition) if live else None
-    taken = live.taken_away(found, qos) if live and found else None
+    taken = live.preemption_of(found, qos) if live and found else None
     if live is None or taken is None:
         return None, None
     mode, grace_s = taken

@@ -14,15 +14,16 @@ from hpcddp.cluster.profile import ClusterProfile
 from hpcddp.config.files import shipped_dir
 from hpcddp.config.schema import Resources, RunConfig
 from hpcddp.errors import ConfigError
-from hpcddp.launch.container import KEPT, container_sbatch, kept_names
+from hpcddp.launch.container import KEPT_BEGINNINGS, container_sbatch, kept_names
 from hpcddp.launch.limits import check_forbidden, limit_warnings
+from hpcddp.launch.place import Place
 from hpcddp.launch.request import processes_per_node
 from hpcddp.launch.sizes import cpus_of_process, gpus_per_process, threads_of_process
 from hpcddp.launch.step import (
-    Place,
     batch_env,
     check_extra,
     has_needed,
+    lacks_needed,
     launch_line,
     option_word,
     srun_options,
@@ -79,7 +80,7 @@ def render_script(config: RunConfig, profile: ClusterProfile, place: Place) -> s
         env=tuple(batch_env(resources, profile)),
         task_lines=task_lines(resources, profile),
         kept_names=kept_names(resources, profile),
-        kept_beginnings=KEPT,
+        kept_beginnings=KEPT_BEGINNINGS,
         launch_line=launch_line(resources, profile, processes, place),
     )
 
@@ -101,12 +102,11 @@ def option_warnings(
 def _without_needed(
     profile: ClusterProfile, options: Mapping[str, Any], environ: Mapping[str, str]
 ) -> Iterator[str]:
-    """Variables without the option that they need. Another value of the user's may need none."""
+    """Variables without the option that they need."""
     for name, setting in profile.env.items():
-        if has_needed(setting, options) or environ.get(name, setting.value) != setting.value:
-            continue
-        state = "is exported, but needs" if name in environ else "is not set: it needs"
-        yield f"{name}={setting.value} {state} --{setting.needs}, which is not asked for."
+        if lacks_needed(name, setting, options, environ):
+            state = "is exported, but needs" if name in environ else "is not set: it needs"
+            yield f"{name}={setting.value} {state} --{setting.needs}, which is not asked for."
 
 
 def _per_gpu(

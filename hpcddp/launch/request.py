@@ -18,7 +18,7 @@ from hpcddp.config.load import (
     file_layer,
     resolve,
 )
-from hpcddp.config.schema import DataConfig, Resources, RunConfig
+from hpcddp.config.schema import Resources, RunConfig, check_data
 from hpcddp.errors import ConfigError
 from hpcddp.launch.limits import check_account
 
@@ -145,15 +145,6 @@ def check_sizes(config: RunConfig, profile: ClusterProfile) -> None:
     )
     check_processes(train.replicas, processes)
     _check_dp_devices(config, profile)
-
-
-def check_data(data: DataConfig) -> None:
-    """Raise ConfigError for data that no node can find: nobody has said where they lie."""
-    if data.name == "imagenet" and data.root is None:
-        raise ConfigError(
-            "data.name=imagenet needs data.root: the folder that holds train/CLASS/*.JPEG and "
-            "val/CLASS/*.JPEG. Type data.root=/path/to/it"
-        )
 
 
 def _check_dp_devices(config: RunConfig, profile: ClusterProfile) -> None:

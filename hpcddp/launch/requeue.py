@@ -36,6 +36,8 @@ from hpcddp.leave import leave
 from hpcddp.run_dir import RunDir
 
 _SCONTROL_TIMEOUT_S = 60
+# A node that srun has not reached explains the end better than these: for a job whose limit is near
+# Slurm names that, whatever has ended it.
 _VAGUE = (StopReason.UNKNOWN, StopReason.SIGNALLED, StopReason.TIME_LIMIT)
 _CONTROLLER_AWAY_S, _PAUSE_S = 900.0, 5.0  # how long an absent controller is waited for
 
@@ -69,6 +71,7 @@ def _finish(
         say("Slurm does not answer; asking again")
         time.sleep(_PAUSE_S)
         seen = look()
+    # All events, for `seen` leaves out what was before a newer submission: this job's own start.
     is_over = is_superseded(run_dir.read_events(), attempt, requeue_target_or_none(environ))
     if is_over or (terminated and _has_decided(seen, attempt)):
         return exit_code, True
@@ -186,7 +189,8 @@ def _start_again(
 ) -> bool:
     """Ask Slurm for the requeue; False where it stayed silent, so that nobody knows."""
     is_failure = seen.decision.exit_code != EXIT_AGAIN
-    excluded = excluded_nodes(run_dir, config, seen.ending, seen.events, is_failure=is_failure)
+    ending, events = seen.ending, seen.events
+    excluded = excluded_nodes(run_dir, config, ending, events, environ, is_failure=is_failure)
     target = requeue_target(environ)
     if excluded:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # there is one more thing to say
@@ -194,7 +198,7 @@ def _start_again(
     if refusal is None and excluded:
         _scontrol(["update", f"jobid={target}", f"ExcNodeList={excluded}"])
     if refusal and not is_silence(refusal):
-        is_cancelled = partial(_is_cancelled, run_dir, seen.ending.attempt, environ)
+        is_cancelled = partial(_is_cancelled, run_dir, ending.attempt, environ)
         refusal = _send_until_heard(run_dir, is_cancelled, excluded, deadline)
     if refusal is None:
         return True

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hpcddp.cluster.live import grace_of, preempt_mode_of
+from hpcddp.cluster.live import ask_preemption
 from hpcddp.cluster.scrub import query_environment
 
 # A controller that lives answers within MessageTimeout, 10 s by default; the tools themselves
@@ -53,6 +53,7 @@ class JobInfo:
     end_time: float | None = None
     preempt_time: float | None = None  # only `show_job` tells
     partition: str = ""
+    qos: str = ""  # only `show_job` tells
     nodes: str = ""
     forgotten: bool = False
 
@@ -171,20 +172,23 @@ def parse_show_job(job_id: str, text: str) -> JobInfo:
         end_time=_number(values.get("EndTime", "")),
         preempt_time=_number(values.get("PreemptTime", "")),
         partition=values.get("Partition", ""),
+        qos=_word(values.get("QOS", "")),
         nodes=_word(values.get("NodeList", "")),
     )
 
 
-def requeues_preempted(partition: str) -> bool:
-    """True where Slurm ends jobs of that partition for others, and starts them again later."""
-    return bool(partition) and preempt_mode_of(partition, _ask_deaf) == "REQUEUE"
+def requeues_preempted(partition: str, qos: str) -> bool:
+    """True where Slurm ends jobs of that partition and QOS for others and starts them again."""
+    taken = ask_preemption(partition, qos, _ask_deaf) if partition else None
+    return taken is not None and taken[0] == "REQUEUE"
 
 
-def leaves_grace(partition: str) -> bool:
-    """True where Slurm leaves a preempted job of that partition seconds before it ends it: more
-    than the one by which it may note two times of one moment.
+def leaves_grace(partition: str, qos: str) -> bool:
+    """True where Slurm leaves a preempted job of that partition and QOS seconds before it ends it:
+    more than the one by which it may note two times of one moment.
     """
-    return bool(partition) and grace_of(partition, _ask_deaf) > 1
+    taken = ask_preemption(partition, qos, _ask_deaf) if partition else None
+    return taken is not None and taken[1] > 1
 
 
 def _ask_deaf(words: Sequence[str]) -> str:

@@ -19,8 +19,9 @@ from hpcddp.cluster.profile_schema import Container
 from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED
 from hpcddp.config.schema import Resources
 from hpcddp.launch.container import container_words
+from hpcddp.launch.place import Place
 from hpcddp.launch.render import load_template, sbatch_options
-from hpcddp.launch.step import Place, option_word, options_text, srun_options
+from hpcddp.launch.step import option_word, options_text, srun_options
 from hpcddp.run_dir import RunDir
 
 _CPUS, _TIME, _WIDTH = 8, "04:00:00", 90

@@ -7,8 +7,6 @@ process does first.
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from hpcddp.cluster.options import check_value, is_given, long_name
@@ -23,8 +21,8 @@ from hpcddp.launch.container import (
     is_entered_by_srun,
     shell_word,
 )
+from hpcddp.launch.place import Place
 from hpcddp.launch.sizes import cpus_of_process, gpus_per_process
-from hpcddp.run_dir import RunDir
 
 # Set by hpcddp, or inherited from the job: a step of another shape would be another world size.
 _OWNED = (
@@ -39,15 +37,6 @@ YIELDS_TO = {
     "NCCL_IB_HCA": "HPCDDP_HCA",
 }
 _IN_PROCESS = 'bash -c "$in_every_process" process'
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a job runs: facts of the submitting process that end up in the script."""
-
-    run_dir: RunDir
-    python: str
-    work_dir: Path
 
 
 def launch_line(resources: Resources, profile: ClusterProfile, processes: int, place: Place) -> str:
@@ -137,6 +126,16 @@ def has_needed(setting: EnvSetting, options: Mapping[str, Any]) -> bool:
     """
     name, _, value = setting.needs.partition("=")
     return not setting.needs or set(value.split(",")) <= set(str(options.get(name)).split(","))
+
+
+def lacks_needed(
+    name: str, setting: EnvSetting, options: Mapping[str, Any], environ: Mapping[str, str]
+) -> bool:
+    """True where the setting, or what was exported to the same value, is without the option that it
+    needs. Another value of the user's may need none.
+    """
+    is_same = environ.get(name, setting.value) == setting.value
+    return is_same and not has_needed(setting, options)
 
 
 def export_line(name: str, setting: EnvSetting) -> str:

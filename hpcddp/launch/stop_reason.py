@@ -23,7 +23,7 @@ class StopReason(Enum):
 
     PREEMPTED = "preempted"
     TIME_LIMIT = "time limit"
-    NODE_FAILURE = "node failure"  # one that Slurm does not requeue for by itself
+    NODE_FAILURE = "node failure"
     CANCELLED = "cancelled by its user"
     REQUEUED = "requeued by Slurm"
     SIGNALLED = "signalled"
@@ -79,13 +79,15 @@ def ask_stop_reason(environ: Mapping[str, str], warn_before_s: int) -> SlurmSays
     job = show_job(requeue_target(environ))
     reason = stop_reason(job, restart_count(environ), warn_before_s, time.time())
     looks_so = reason is StopReason.PREEMPTED and job.state in ("COMPLETING", "CANCELLED")
-    if looks_so and leaves_grace(job.partition):
+    if looks_so and leaves_grace(job.partition, job.qos):
         reason = StopReason.CANCELLED  # in the second of the preemption, which ends nothing yet
     return SlurmSays(
         reason,
         job.end_time,
         is_silent=not job.state and is_silence(job.reason),
-        is_preemptible=reason is StopReason.REQUEUED and requeues_preempted(job.partition),
+        is_preemptible=(
+            reason is StopReason.REQUEUED and requeues_preempted(job.partition, job.qos)
+        ),
     )
 
 

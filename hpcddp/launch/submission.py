@@ -21,7 +21,8 @@ from hpcddp.launch.code import record_code
 from hpcddp.launch.explain import exported_warnings
 from hpcddp.launch.missing import missing_here
 from hpcddp.launch.phrases import command_line
-from hpcddp.launch.render import Place, option_warnings, render_script
+from hpcddp.launch.place import Place
+from hpcddp.launch.render import option_warnings, render_script
 from hpcddp.launch.request import ResolvedRequest, check_sizes, processes_per_node
 from hpcddp.run_dir import RunDir, runs_root, write_atomically
 

@@ -79,11 +79,11 @@ def run_torchrun(words: Sequence[str], further: Sequence[str] = ()) -> int:
 
     parser = torchrun.get_args_parser()
     # Torchrun's own handlers would give the processes 30 s and then kill them while they save.
-    ours = [word for word in ("--signals-to-handle=SIGINT",) if _knows(parser, word)]
-    for word in further:
+    ours = []
+    for word in ("--signals-to-handle=SIGINT", *further):
         if _knows(parser, word):
             ours.append(word)
-        else:
+        elif word in further:
             print(f"hpcddp: this torchrun does not know {word}: left out", file=sys.stderr)
     for signum in STOP_SIGNALS:
         signal.signal(signum, _forward)

@@ -8,6 +8,7 @@ from typing import Any
 from hpcddp.cluster.variables import ATTEMPT_TIME_VARIABLE
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.config.schema import RunConfig
+from hpcddp.launch.decision import tells_end
 from hpcddp.launch.history import FileTail, Record, last_step
 from hpcddp.launch.scheduler import lost_nodes, requeues_preempted, restarted_nodes
 from hpcddp.launch.stop_reason import StopReason, ask_stop_reason
@@ -15,7 +16,6 @@ from hpcddp.run_dir import RunDir, survive_unwritten_records
 from hpcddp.stop_flag import StopFlag
 
 _NODE_RESTART = "daemon of its node restarted"
-_ENDS = ("finished", "requeued", "cancelled", "failed", "ended", "stop_reason")
 _METRICS_TAIL_BYTES = 16 * 1024
 
 
@@ -79,7 +79,8 @@ def _explain_predecessor(
         reason = StopReason.NODE_FAILURE.value
     elif lost := restarted_nodes(hosts, began):  # for whatever reason: an update of Slurm is one
         reason = _NODE_RESTART
-    is_preemptible = not lost and requeues_preempted(environ.get("SLURM_JOB_PARTITION", ""))
+    queue = [environ.get(f"SLURM_JOB_{name}", "") for name in ("PARTITION", "QOS")]
+    is_preemptible = not lost and requeues_preempted(*queue)
     hints = {"preemptible": True} if is_preemptible else {}
     run_dir.append_event("ended", attempt=predecessor, reason=reason, lost_nodes=lost, **hints)
 
@@ -94,10 +95,9 @@ def _newest_launch_before(layout: ProcessLayout, events: Sequence[Record]) -> in
 
 
 def _has_told_end(events: Sequence[Record]) -> bool:
-    return any(
-        event["event"] in _ENDS and event.get("reason") != StopReason.REQUEUED.value
-        for event in events
-    )
+    """Why it was to stop is enough. What failed on one process may be the loss of another."""
+    told = [event for event in events if tells_end(event) or event["event"] == "stop_reason"]
+    return any(event.get("reason") != StopReason.REQUEUED.value for event in told)
 
 
 def _note_stop(

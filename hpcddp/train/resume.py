@@ -105,9 +105,12 @@ def _checked(loaded: LoadedCheckpoint, expected: Expected) -> ResumePoint:
         raise _is_of_another_run(loaded, identity, differing)
     images = loaded.extra.get("micro_batch")
     first = MicroBatch(images, loaded.extra.get("micro_batch_devices", 1)) if images else None
+    here = expected.settings(first)
+    # An older version has recorded others too, such as the micro-batch that was typed.
+    there = {key: value for key, value in loaded.extra.get("settings", {}).items() if key in here}
     changed = {
         **changes(loaded.extra.get("fingerprint", {}), expected.fingerprint),
-        **changes(loaded.extra.get("settings", {}), expected.settings(first)),
+        **changes(there, here),
     }
     if changed and expected.is_strict:
         raise ConfigError(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.cluster.drift import compare, compare_node
-from hpcddp.cluster.live import LiveQos, gpus_of, nodes_of, preempt_mode_of, read_live, run_tool
+from hpcddp.cluster.live import LiveQos, ask_preemption, gpus_of, nodes_of, read_live, run_tool
 from hpcddp.cluster.network import gloo_missing, nccl_fits
 from hpcddp.cluster.node_facts import node_facts
 from hpcddp.cluster.profile import load_profile, parse_profile
@@ -79,7 +79,8 @@ def test_a_higher_partition_that_is_not_shown_to_the_user_takes_nodes_all_the_sa
             return "PreemptMode = REQUEUE\nPreemptType = preempt/partition_prio\n"
         return (low + top if "--all" in words else low) if "partition" in words else ""
 
-    assert (preempt_mode_of("low", ask), preempt_mode_of("top", ask)) == ("REQUEUE", "OFF")
+    taken = [ask_preemption(name, "", ask) for name in ("low", "top", "gone")]
+    assert taken == [("REQUEUE", 0), ("OFF", 0), None]
     live = read_live(ask)
     assert {name: part.preempt_mode for name, part in live.partitions.items()} == {"low": "REQUEUE"}
 
@@ -98,10 +99,10 @@ def test_a_cluster_that_also_shares_nodes_in_turn_takes_them_as_it_says_beside_t
         lines = [f"PartitionName={name} {rest} State=UP\n" for name, rest in names.items()]
         return "".join(lines) if "partition" in words else ""
 
-    assert preempt_mode_of("low", ask) == mode
     live = read_live(ask)
-    assert live.taken_away(live.partitions["low"], None) == (mode or "OFF", 0)
-    assert ("suspended" in survey_text(live, {}, "2026-11-30")) is (mode == "SUSPEND")
+    taken = live.preemption_of(live.partitions["low"], None)
+    assert taken == ask_preemption("low", "", ask) == (mode or "OFF", 0)
+    assert ("suspended" in survey_text(live, {}, "2026-11-30", "--no-job")) is (mode == "SUSPEND")
 
 
 def test_a_rule_that_slurm_does_not_tell_is_named_as_not_compared():
@@ -144,11 +145,11 @@ NODE = {
 
 def test_a_node_is_compared_with_the_interfaces_of_the_profile():
     profile = load_profile("slingshot-nvidia", {"HOME": "/nowhere"})
-    assert {f.level for f in compare_node(profile, NODE)} == {"ok"}
+    assert {f.level for f in compare_node(profile, NODE, "")} == {"ok"}
     without = {**NODE, "interfaces": {"eth0": NODE["interfaces"]["hsn0"]}}
-    differ = {f.what for f in compare_node(profile, without) if f.level == "drift"}
+    differ = {f.what for f in compare_node(profile, without, "") if f.level == "drift"}
     assert differ == {"node n1: NCCL_SOCKET_IFNAME", "node n1: GLOO_SOCKET_IFNAME"}
-    assert [f.level for f in compare_node(profile, {})] == ["untested"]
+    assert [f.level for f in compare_node(profile, {}, "--no-job")] == ["untested"]
 
 
 @pytest.mark.parametrize(
@@ -168,7 +169,7 @@ def test_the_family_follows_from_what_the_node_has(facts, family):
 
 
 def surveyed(facts, tmp_path):
-    text = survey_text(newcluster(), facts, "2026-11-29")
+    text = survey_text(newcluster(), facts, "2026-11-29", "")
     return text, parse_yaml(text, str(tmp_path))
 
 
@@ -184,6 +185,7 @@ def test_the_written_profile_is_one_and_says_what_slurm_said(facts, tmp_path):
     assert values.get("extends", []) == (["slingshot-nvidia"] if facts else [])
     assert ("hsn0 10.0.0.1" in text) == bool(facts)
     assert "podman1" not in text
+    assert "# and gpu_type: a100, if the site wants the type named" in text
     differ = [f for f in compare(values, newcluster()) if f.level == "drift"]
     assert differ == []
 

@@ -341,7 +341,7 @@ def checked(rule, kind):
     values = {"description": "d", "interface": {"value": rule, "why": "w"}}
     profile = parse_profile(Path("p.yaml"), values)
     seen = {"ib0": {"addresses": ["10.1.0.2"], "kind": kind}, "docker0": {"addresses": ["1.2.3.4"]}}
-    return compare_node(profile, {"host": "gpu-02", "interfaces": seen})
+    return compare_node(profile, {"host": "gpu-02", "interfaces": seen}, "")
 
 
 @pytest.mark.parametrize(("kind", "level"), [("infiniband", "ok"), ("ethernet", "drift")])

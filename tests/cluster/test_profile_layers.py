@@ -26,7 +26,7 @@ env: {A: {value: site, why: a better reason}, B: null}
 node: {gpus: 4}
 nodes:
   small: {defaults: {resources: {cpus_per_process: 3}}}
-  large: {node: {gpus: 8}, defaults: {resources: {cpus_per_process: 9}}, gpu_type: h100}
+  large: {node: {gpus: 8}, defaults: {resources: {cpus_per_process: 9, gpu_type: h100}}}
 default_queue: day
 queues:
   day: {node_type: small, defaults: {resources: {partition: day}}}
@@ -74,12 +74,12 @@ def test_what_a_file_says_of_itself_is_not_inherited(site):
 def test_a_queue_wins_over_its_kind_of_node_and_that_over_the_cluster(site):
     profile = site(queue="night")
     resources = profile.defaults["resources"]
-    assert (profile.queue, profile.node_type, profile.gpu_type) == ("night", "large", "h100")
+    assert (profile.queue, profile.node_type, resources["gpu_type"]) == ("night", "large", "h100")
     assert (resources["partition"], resources["cpus_per_process"]) == ("night", 7)
     assert profile.node.gpus == 8
     origins = profile.origins
     assert origins[("defaults", "resources", "cpus_per_process")] == "site: queues.night"
-    assert origins[("gpu_type",)] == "site: nodes.large"
+    assert origins[("defaults", "resources", "gpu_type")] == "site: nodes.large"
 
 
 @pytest.mark.parametrize(

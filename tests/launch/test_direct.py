@@ -2,9 +2,11 @@
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 
+from hpcddp.cluster import detect
 from hpcddp.errors import ConfigError, HpcddpError
 from hpcddp.launch import direct
 from hpcddp.launch.direct import open_run as open_without_a_word
@@ -124,11 +126,14 @@ def test_an_element_of_an_array_is_a_submission_under_its_own_number(workplace):
     ("more", "cluster"),
     [
         ({"SLURM_CLUSTER_NAME": "big"}, "big"),
+        ({"SLURM_CONF": "big.conf"}, "big"),
         ({}, "slurm"),
         ({"SLURM_CLUSTER_NAME": "big", "HPCDDP_CLUSTER": "generic-cpu"}, "generic-cpu"),
     ],
 )
-def test_a_start_below_slurm_is_told_to_be_on_its_cluster(workplace, more, cluster):
+def test_a_start_below_slurm_is_told_to_be_on_its_cluster(workplace, monkeypatch, more, cluster):
+    monkeypatch.setattr(detect, "_CONF_FILES", ())  # this machine may have one
+    Path("big.conf").write_text("ClusterName=big\n")
     [event] = open_run(Request(command=("true",)), "demo", {**STEP, **more}).read_events()
     assert event["cluster"] == cluster
 

@@ -10,8 +10,7 @@ account: "{project}@h100"
 node: {gpus: 4}
 queues:
   day:
-    gpu_type: h100
-    defaults: {resources: {partition: gpu, qos: short, constraint: h100}}
+    defaults: {resources: {gpu_type: h100, partition: gpu, qos: short, constraint: h100}}
 default_queue: day
 """
 

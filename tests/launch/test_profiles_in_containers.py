@@ -8,9 +8,9 @@ import pytest
 
 from hpcddp.cluster.profile import load_profile
 from hpcddp.cluster.profile_file import list_profiles, read_merged
+from hpcddp.launch.place import Place
 from hpcddp.launch.render import render_script
 from hpcddp.launch.request import Request, resolve_request
-from hpcddp.launch.step import Place
 from hpcddp.run_dir import RunDir
 
 HERE = {"HOME": "/nowhere"}

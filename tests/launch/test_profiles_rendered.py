@@ -17,8 +17,8 @@ from hpcddp.cluster.profile_file import list_profiles, read_merged
 from hpcddp.cluster.variable_check import variable_warnings
 from hpcddp.config.files import shipped_dir
 from hpcddp.config.schema import Resources
+from hpcddp.launch.place import Place
 from hpcddp.launch.request import Request, resolve_request
-from hpcddp.launch.step import Place
 from hpcddp.run_dir import RunDir
 
 GOLDEN = Path(__file__).parent / "golden" / "profiles"

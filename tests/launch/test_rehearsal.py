@@ -208,8 +208,8 @@ def test_how_and_when_a_preemption_ends_a_job_is_slurms_own_word(partition, mode
     def ask(words):
         return next((SLURM[word] for word in words if word in SLURM), "")
 
-    assert preemption_of(partition, None, ask) == (mode, seconds)
-    assert preemption_of(partition, None, lambda words: "") == (None, None)
+    assert preemption_of(partition, "", ask) == (mode, seconds)
+    assert preemption_of(partition, "", lambda words: "") == (None, None)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ import pytest
 from hpcddp.cluster.profile import EnvSetting, load_profile
 from hpcddp.config.load import Layer, command_line_layer, resolve
 from hpcddp.errors import HpcddpError
-from hpcddp.launch.render import Place, render_script
+from hpcddp.launch.place import Place
+from hpcddp.launch.render import render_script
 from hpcddp.run_dir import RunDir
 
 GOLDEN = Path(__file__).parent / "golden"

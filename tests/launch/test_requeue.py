@@ -408,6 +408,17 @@ def test_after_a_failure_a_lost_node_is_kept_from_the_next_attempt(
     assert asked == [["requeue", "7"]]
 
 
+def test_a_node_whose_loss_slurm_tells_is_kept_from_the_next_attempt(
+    run_dir, monkeypatch, accepted, slurm_says
+):
+    asked = []
+    monkeypatch.setattr(exclusion, "lost_nodes", lambda hosts: ["n2"])
+    monkeypatch.setattr(requeue, "_scontrol", lambda words: asked.append(words))
+    slurm_says[0] = JobInfo("7", state="COMPLETING", reason="NodeDown", restarts=0)
+    finish_attempt(run_dir, 137, {"SLURM_JOB_ID": "7"}, terminated=True)
+    assert asked == [["requeue", "7"], ["update", "jobid=7", "ExcNodeList=n2"]]
+
+
 def test_what_slurm_has_requeued_already_is_left_alone(run_dir, monkeypatch, slurm_says):
     slurm_says[0] = JobInfo("7", state="COMPLETING", restarts=1)
     monkeypatch.setattr(requeue, "_scontrol", lambda words: pytest.fail(f"asked for {words}"))

@@ -8,6 +8,7 @@ import yaml
 
 from hpcddp.launch import scheduler
 from hpcddp.launch.scheduler import (
+    leaves_grace,
     parse_sacct,
     parse_show_job,
     parse_squeue,
@@ -63,7 +64,7 @@ def tools(tmp_path, monkeypatch):
     calls.touch()
 
     def make(**scripts):
-        for name in ("squeue", "scontrol", "sacct"):
+        for name in ("squeue", "scontrol", "sacct", "sacctmgr"):
             path = bin_dir / name
             body = scripts.get(name, f"echo {name}: not expected >&2; exit 99")
             path.write_text(f'#!/bin/sh\necho "{name} $*" >> {calls}\n{body}\n')
@@ -183,7 +184,7 @@ def test_the_nodes_whose_daemon_began_later_are_told_node_by_node(tools):
     assert restarted_nodes([], 150.0) == []
 
 
-@pytest.mark.parametrize(("kind", "top"), [("partition_prio", False), ("qos", True)])
+@pytest.mark.parametrize(("kind", "top"), [("partition_prio", False), ("none", True)])
 def test_of_the_highest_partition_nobody_is_preempted_whatever_mode_it_prints(tools, kind, top):
     partitions = "".join(
         f"PartitionName={name} PriorityTier={tier} PreemptMode=REQUEUE State=UP\n"
@@ -191,5 +192,16 @@ def test_of_the_highest_partition_nobody_is_preempted_whatever_mode_it_prints(to
     )
     config = f"PreemptMode = REQUEUE\nPreemptType = preempt/{kind}\n"
     tools(scontrol=f"case $2 in config) echo '{config}';; *) echo '{partitions}';; esac")
-    assert (requeues_preempted("low"), requeues_preempted("top")) == (True, top)
-    assert not requeues_preempted("gone")
+    assert [requeues_preempted(name, "") for name in ("low", "top", "gone")] == [True, top, False]
+
+
+def test_where_preemption_goes_by_qos_the_partition_says_nothing_of_it(tools):
+    part = "PartitionName=p GraceTime=0 PreemptMode=OFF State=UP"
+    config = "PreemptMode = REQUEUE\nPreemptType = preempt/qos\n"
+    tools(
+        scontrol=f"case $2 in config) echo '{config}';; *) echo '{part}';; esac",
+        sacctmgr="printf 'spare||||cluster|00:00:20\nowners|||spare|cancel|00:00:00\n'",
+    )
+    qos = ("spare", "owners", "gone")
+    assert [requeues_preempted("p", name) for name in qos] == [True, False, False]
+    assert [leaves_grace("p", name) for name in qos] == [True, False, False]

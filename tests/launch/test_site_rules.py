@@ -9,9 +9,9 @@ import pytest
 from hpcddp.errors import ConfigError
 from hpcddp.launch.explain import explain, exported_warnings
 from hpcddp.launch.limits import longest_time
+from hpcddp.launch.place import Place
 from hpcddp.launch.render import option_warnings, render_script
 from hpcddp.launch.request import Request, check_sizes, resolve_request
-from hpcddp.launch.step import Place
 from hpcddp.launch.submission import prepare_in
 from hpcddp.run_dir import RunDir
 
@@ -39,6 +39,7 @@ def script_of(request):
 
 
 GPUS = "node: {gpus: 4, cpus: 32}\ndefaults: {resources: {cpus_per_process: 8, time: '60'}}\n"
+H100 = GPUS.replace("resources: {", "resources: {gpu_type: h100, ")
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,7 @@ GPUS = "node: {gpus: 4, cpus: 32}\ndefaults: {resources: {cpus_per_process: 8, t
     ],
 )
 def test_gpus_are_asked_for_in_the_way_of_the_site_and_by_type(asked, request_, line):
-    script = script_of(asked(GPUS + f"gpu_request: {request_}\ngpu_type: h100"))
+    script = script_of(asked(H100 + f"gpu_request: {request_}"))
     assert f"#SBATCH {line}\n" in script
 
 
@@ -63,7 +64,7 @@ def test_gpus_are_asked_for_in_the_way_of_the_site_and_by_type(asked, request_, 
     ],
 )
 def test_the_type_of_gpu_that_is_typed_wins_over_the_profiles(asked, request_, line):
-    text = GPUS + f"gpu_request: {request_}\ngpu_type: h100"
+    text = H100 + f"gpu_request: {request_}"
     assert f"#SBATCH {line}\n" in script_of(asked(text, "resources.gpu_type=l40s"))
     assert "h100" not in script_of(asked(text, "resources.gpu_type=null"))
     kept = asked(text).resolved

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from hpcddp.launch import stop_reason as rules
 from hpcddp.launch.scheduler import JobInfo, parse_show_job
 from hpcddp.launch.stop_reason import (
     SlurmSays,
@@ -62,6 +63,16 @@ esac
     (tmp_path / "scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert ask_stop_reason({"SLURM_JOB_ID": "7"}, 120).reason is reason
+
+
+def test_grace_and_requeueing_are_asked_for_the_partition_and_the_qos_of_the_job(monkeypatch):
+    said = {"partition": "p", "qos": "spare", "end_time": NOW, "preempt_time": NOW, "restarts": 0}
+    jobs = [JobInfo("7", "COMPLETING", **said), JobInfo("7", "PENDING", **said | {"restarts": 1})]
+    monkeypatch.setattr(rules, "show_job", lambda job_id: jobs.pop(0))
+    for question in ("leaves_grace", "requeues_preempted"):
+        monkeypatch.setattr(rules, question, lambda *queue: queue == ("p", "spare"))
+    assert ask_stop_reason({"SLURM_JOB_ID": "7"}, 120).reason is StopReason.CANCELLED
+    assert ask_stop_reason({"SLURM_JOB_ID": "7"}, 120).is_preemptible
 
 
 PREEMPTED_EARLY = {"reason": "preempted", "end_time": NOW + 20}

@@ -17,8 +17,9 @@ from hpcddp.config.write import config_text
 from hpcddp.errors import ConfigError, HpcddpError
 from hpcddp.launch import torchrun_node
 from hpcddp.launch.explain import explain
+from hpcddp.launch.place import Place
 from hpcddp.launch.request import Request, resolve_request
-from hpcddp.launch.step import Place, launch_line
+from hpcddp.launch.step import launch_line
 from hpcddp.launch.torchrun_node import torchrun_words
 from hpcddp.run_dir import RunDir
 
@@ -77,6 +78,21 @@ def test_words_of_the_profile_reach_a_torchrun_that_knows_them(tmp_path, monkeyp
     said = capsys.readouterr().err
     assert said.count("does not know") == 2
     assert "--no-such-word=1: left out" in said
+
+
+def test_a_torchrun_without_a_choice_of_signals_is_started_without_a_word(monkeypatch, capsys):
+    from torch.distributed import run as torchrun
+
+    ours, given = "--signals-to-handle=SIGINT", []
+    default = torchrun.get_args_parser().parse_args(["x.py"])
+    known = hasattr(default, "signals_to_handle")  # not in older versions
+    monkeypatch.setattr(torchrun, "run", given.append)
+    monkeypatch.setattr(torchrun_node.signal, "signal", lambda *words: None)
+    assert torchrun_node.run_torchrun(["x.py"]) == 0
+    monkeypatch.setattr(torchrun_node, "_knows", lambda parser, word: word != ours)
+    assert torchrun_node.run_torchrun(["x.py"]) == 0
+    assert [one == default for one in given] == [not known, True]
+    assert capsys.readouterr().err == ""
 
 
 def test_the_script_hands_on_the_words_of_the_profile_and_explain_shows_them(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """What the main process notes: its begin, why it is told to stop, how the last attempt ended."""
 
 import errno
+import os
 import signal
 import subprocess
 import sys
@@ -42,7 +43,7 @@ def attend(tmp_path, monkeypatch):
         for kind, fields in before:
             run_dir.append_event(kind, **fields)
         layout = ProcessLayout(**place)
-        environ = {"HPCDDP_ATTEMPT_TIME": "100.5"}
+        environ = {**os.environ, "HPCDDP_ATTEMPT_TIME": "100.5"}
         witness.attend(RunConfig(), layout, run_dir, ToldLater(), environ)
         deadline = time.monotonic() + 10
         while run_dir.read_events()[-1]["event"] != "stop_reason":
@@ -78,6 +79,20 @@ def test_an_attempt_that_left_no_word_is_explained(attend, hosts, began, reason)
     before = [launched(0, began=began), ("started", {"attempt": 0, "hosts": hosts})]
     events = attend(*before, **ON_SLURM)
     assert (events["ended"]["reason"], events["ended"]["attempt"]) == (reason, 0)
+
+
+def test_a_process_that_failed_for_a_lost_one_does_not_hide_the_loss(attend):
+    hosts = ("started", {"attempt": 0, "hosts": ["n0", "n1"]})
+    failed = ("failed", {"attempt": 0, "global_rank": 0, "exit_code": 1})
+    ended = attend(launched(0), hosts, failed, **ON_SLURM)["ended"]
+    assert (ended["reason"], ended["lost_nodes"]) == ("node failure", ["n1"])
+
+
+def test_whether_it_was_preempted_is_asked_for_the_queue_of_the_job(attend, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_PARTITION", "p")
+    monkeypatch.setenv("SLURM_JOB_QOS", "spare")
+    monkeypatch.setattr(witness, "requeues_preempted", lambda *queue: queue == ("p", "spare"))
+    assert attend(launched(0), **ON_SLURM)["ended"]["preemptible"]
 
 
 def test_an_attempt_that_told_its_end_is_left_alone(attend):

@@ -19,6 +19,7 @@ from train_ranks import (
     train_until,
 )
 
+from hpcddp.checkpoint_dir import list_checkpoints, read_manifest, write_manifest
 from hpcddp.errors import HpcddpError
 from hpcddp.run_dir import RunDir
 
@@ -213,6 +214,16 @@ def test_a_micro_batch_that_only_somebody_else_has_chosen_is_no_change(tmp_path,
     assert train_on(1, tmp_path, again) == [0]
     [resumed] = [event for event in events_of(tmp_path) if event["event"] == "resumed"]
     assert resumed["changed"] == {}
+
+
+def test_a_setting_that_only_an_older_version_recorded_is_no_change(tmp_path):
+    train_on(1, tmp_path, small_config("train.max_steps=1"))
+    [info] = list_checkpoints(RunDir(tmp_path).checkpoints)
+    manifest = read_manifest(info.path)
+    manifest.extra["settings"]["train.micro_batch"] = 12
+    write_manifest(info.path, manifest)
+    again = small_config("train.max_steps=2", "checkpoint.strict_fingerprint=true")
+    assert train_on(1, tmp_path, again) == [0]
 
 
 def train_refused(config, layout, run_dir):

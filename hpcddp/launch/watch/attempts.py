@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hpcddp.launch.decision import tells_end
 from hpcddp.launch.history import Record
 from hpcddp.launch.stop_reason import StopReason
 
 _NOT_KNOWN = "not known"
-_ENDINGS = ("finished", "requeued", "cancelled", "failed", "ended")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def attempts_of(events: Sequence[Record], run_state: str) -> list[Attempt]:
 
 def _attempt(number: int, own: Sequence[Record], later: Sequence[Sequence[Record]]) -> Attempt:
     began = _value("began", own, own[0].get("time"))
-    ends = [e for e in own if e["event"] in _ENDINGS and "global_rank" not in e]
+    ends = [*filter(tells_end, own)]
     # What the successor found out is the last word, and came too late to tell the time.
     found_out = next((e for e in ends if e["event"] == "ended"), None)
     told = next((e for e in ends if e["event"] != "ended"), None)
