@@ -238,6 +238,11 @@ def test_a_node_that_is_lost_before_srun_reaches_it_costs_an_attempt(
     assert cluster.show(job_id)["Restarts"] == "1"
 
 
+def excluded(hpcddp, cluster):
+    """What is kept from the run's newest job."""
+    return cluster.show(hpcddp.events("demo", "submitted")[-1]["job_id"])["ExcNodeList"]
+
+
 def test_where_requeueing_is_forbidden_a_run_goes_on_after_a_node_failure(
     hpcddp, cluster, start, finish
 ):
@@ -246,6 +251,7 @@ def test_where_requeueing_is_forbidden_a_run_goes_on_after_a_node_failure(
     node = next(host for host in hpcddp.events("demo", "started")[0]["hosts"] if host != batch_host)
     kill_slurmd(cluster, node)
     hpcddp.wait_for_event("demo", "requeued", timeout=200)
+    cluster.wait_until(lambda: "" if excluded(hpcddp, cluster) == node else "not excluded", 60)
     start_slurmd(cluster, node)
     assert [attempt["end"] for attempt in finish()["attempts"]] == ["node failure", "finished"]
 
