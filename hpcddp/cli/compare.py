@@ -14,11 +14,12 @@ from hpcddp.cli.measuring import measures_here, measuring_options, prepare_job, 
 from hpcddp.cli.options import build_request
 from hpcddp.cli.submit import warn
 from hpcddp.config.layout import ProcessLayout
+from hpcddp.config.schema import check_data
 from hpcddp.config.write import read_config
 from hpcddp.errors import HpcddpError
 from hpcddp.launch.measuring import measure_here, write_report
 from hpcddp.launch.missing import missing_to_train
-from hpcddp.launch.request import ResolvedRequest, check_data, resolve_request, world_size
+from hpcddp.launch.request import ResolvedRequest, resolve_request, world_size
 from hpcddp.run_dir import RunDir, write_atomically
 
 if TYPE_CHECKING:
