@@ -14,6 +14,7 @@ Event = Mapping[str, Any]
 _GOES_ON = (
     StopReason.PREEMPTED, StopReason.TIME_LIMIT, StopReason.NODE_FAILURE, StopReason.REQUEUED,
 )  # fmt: skip
+_TAKEN = (StopReason.PREEMPTED.value, StopReason.REQUEUED.value)
 _BY_ITSELF = (StopReason.UNKNOWN.value, StopReason.SIGNALLED.value)
 # Of one that has hardly begun the limit is no reason: it is too short to get anywhere. And nodes
 # that are lost at each start would be so for ever.
@@ -169,16 +170,22 @@ def _attempts_without_progress(ending: Ending, events: Sequence[Event]) -> int:
 
 def _short_attempts(ending: Ending, events: Sequence[Event]) -> int:
     """Attempts in a row, this one included, that left at once though Slurm had no reason to stop
-    them: a program that always asks for one more start would come back for ever.
+    them, or did not begin at all, however long that took: a program that always asks for one more
+    start would come back for ever.
     """
     own = [event for event in events if "attempt" in event and "time" in event]
     began = {event["attempt"]: event["time"] for event in own if event["event"] == "started"}
     ended = dict.fromkeys(ending.unended, (0.0, StopReason.UNKNOWN.value))
     for event in own:
         if event["event"] == "requeued":
-            seconds = event["time"] - began.get(event["attempt"], event["time"])
-            ended[event["attempt"]] = (seconds, event.get("reason"))
-    ended[ending.attempt] = (ending.time - ending.began, ending.why.value)
+            has_begun = event["attempt"] in began
+            seconds = event["time"] - began[event["attempt"]] if has_begun else 0.0
+            why = event.get("reason")
+            is_excused = has_begun or why in _TAKEN
+            ended[event["attempt"]] = (seconds, why if is_excused else _BY_ITSELF[0])
+    has_begun = not ending.unstarted and not ending.unreached
+    seconds = ending.time - ending.began if has_begun else 0.0
+    ended[ending.attempt] = (seconds, ending.why.value)
     newest_first = sorted(ended.items(), reverse=True)
     is_short = [seconds < _SHORT_S and why in _NO_EXCUSE for _, (seconds, why) in newest_first]
     return [*is_short, False].index(False)

@@ -7,7 +7,6 @@ from hpcddp.config.schema import RunConfig
 from hpcddp.launch.decision import Ending, Event
 from hpcddp.launch.sbatch import ask_sbatch
 from hpcddp.launch.scheduler import lost_nodes
-from hpcddp.launch.stop_reason import StopReason
 from hpcddp.run_dir import RunDir
 
 
@@ -17,15 +16,12 @@ def excluded_nodes(
     ending: Ending,
     events: Sequence[Event],
     environ: Mapping[str, str],
-    *,
-    is_failure: bool,
+    may_be_lost: bool,
 ) -> str:
-    """The nodes that srun has not reached, after a failure or the loss of a node also those that
-    Slurm has lost, which may answer again by then, and what the user wanted to keep from all. Empty
-    if there is no news, or where the job would wait for ever: without them too few nodes of its
-    kind are left.
+    """The nodes that srun has not reached, if some `may_be_lost` also those that Slurm has lost,
+    which may answer again by then, and what the user wanted to keep from all. Empty if there is no
+    news, or where the job would wait for ever: without them too few nodes of its kind are left.
     """
-    may_be_lost = is_failure or ending.why is StopReason.NODE_FAILURE
     own = [event for event in events if event.get("attempt") == ending.attempt]
     hosts = next((event["hosts"] for event in own if event.get("hosts")), ())
     lost = sorted({*(lost_nodes(hosts) if may_be_lost else ()), *ending.unreached})

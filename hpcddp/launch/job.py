@@ -24,7 +24,7 @@ from hpcddp.config.schema import RunConfig
 from hpcddp.config.write import read_config
 from hpcddp.errors import HpcddpError
 from hpcddp.launch.failure import fail
-from hpcddp.launch.history import since_sent
+from hpcddp.launch.history import is_submission, since_sent
 from hpcddp.launch.sizes import threads_of_process
 from hpcddp.launch.witness import attend
 from hpcddp.leave import leave
@@ -123,9 +123,11 @@ def _leave_when_told(
 
 def _over_already(layout: ProcessLayout, run_dir: RunDir) -> int | None:
     """The exit code where there is nothing to do: Slurm revives ended jobs too, if it is asked."""
-    if not layout.restart_count:  # a new job was sent to go on, whatever was before
-        return None
-    told = {event["event"] for event in since_sent(run_dir.read_events())}
+    events = run_dir.read_events()
+    newest = next((event for event in reversed(events) if is_submission(event)), {})
+    if not layout.restart_count and "again" not in newest:
+        return None  # a user has sent a new job to go on, whatever was before
+    told = {event["event"] for event in since_sent(events)}
     ends = {"finished": EXIT_DONE, "cancelled": EXIT_INTERRUPTED}
     kind = next((kind for kind in ends if kind in told), None)
     if kind is None:

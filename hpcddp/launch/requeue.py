@@ -73,7 +73,7 @@ def _finish(
         seen = look()
     # All events, for `seen` leaves out what was before a newer submission: this job's own start.
     is_over = is_superseded(run_dir.read_events(), attempt, requeue_target_or_none(environ))
-    if is_over or (terminated and _has_decided(seen, attempt)):
+    if is_over or seen.is_untold or (terminated and _has_decided(seen, attempt)):
         return exit_code, True
     if seen.asks_slurm(environ) and (lack := lack_of_tools()):
         why = "; ".join(filter(None, [seen.decision.reason, lack, resume_hint(run_dir.name)]))
@@ -108,11 +108,19 @@ class _Outlook:
         """While Slurm's controller is away nobody ends this job, and nobody can start it again.
         Once it ends the job there is no time to wait.
         """
-        return (
-            self.slurm.is_silent
-            and self.decision.event == "requeued"
-            and not self.ending.terminated
-        )
+        may_go_on = self.decision.event == "requeued" or (
+            self.decision.event == "failed" and self.ending.exit_code > 128
+        )  # where a signal was the end, why it came decides
+        return self.slurm.is_silent and may_go_on and not self.ending.terminated
+
+    @property
+    def is_untold(self) -> bool:
+        """Slurm ends this job and gives no answer why: who asks it later will know. If that is a
+        preemption it starts the job again by itself, and no word of ours may stand against that.
+        """
+        is_told = any(event["event"] == "cancelled" for event in self.events)
+        is_guess = self.ending.why is not StopReason.CANCELLED and not is_told
+        return self.slurm.is_silent and self.decision.event == "cancelled" and is_guess
 
     def asks_slurm(self, environ: Mapping[str, str]) -> bool:
         """The run is to start again, and Slurm does not see to that by itself."""
@@ -153,7 +161,7 @@ def _has_decided(seen: _Outlook, attempt: int) -> bool:
     """
     own = {event["event"] for event in seen.events if event.get("attempt") == attempt}
     may_be_heard = (StopReason.REQUEUED, StopReason.SIGNALLED, StopReason.UNKNOWN)
-    return "cancelled" in own or ("requeued" in own and seen.slurm.reason in may_be_heard)
+    return "cancelled" in own or ("requeued" in own and seen.ending.why in may_be_heard)
 
 
 def _early_reason(events: Sequence[Event], attempt: int) -> Event:
@@ -188,17 +196,18 @@ def _start_again(
     deadline: float,
 ) -> bool:
     """Ask Slurm for the requeue; False where it stayed silent, so that nobody knows."""
-    is_failure = seen.decision.exit_code != EXIT_AGAIN
-    ending, events = seen.ending, seen.events
-    excluded = excluded_nodes(run_dir, config, ending, events, environ, is_failure=is_failure)
+    may_be_lost = seen.ending.why is StopReason.NODE_FAILURE or bool(seen.ending.unreached)
+    may_be_lost = may_be_lost or seen.decision.exit_code != EXIT_AGAIN
     target = requeue_target(environ)
-    if excluded:
+    if may_be_lost:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # there is one more thing to say
     refusal = _requeue_until_heard(run_dir, target, environ, deadline)
+    # Not before: once Slurm ends the job there are KillWait seconds, and it may be slow.
+    excluded = excluded_nodes(run_dir, config, seen.ending, seen.events, environ, may_be_lost)
     if refusal is None and excluded:
         _scontrol(["update", f"jobid={target}", f"ExcNodeList={excluded}"])
     if refusal and not is_silence(refusal):
-        is_cancelled = partial(_is_cancelled, run_dir, ending.attempt, environ)
+        is_cancelled = partial(_is_cancelled, run_dir, seen.ending.attempt, environ)
         refusal = _send_until_heard(run_dir, is_cancelled, excluded, deadline)
     if refusal is None:
         return True

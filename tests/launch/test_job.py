@@ -167,3 +167,31 @@ def test_whoever_is_ended_knows_whether_another_has_failed(failed, code, tmp_pat
     run_dir = RunDir(tmp_path)
     run_dir.append_event("failed", global_rank=1, **failed)
     assert run_dir.failure_of("7", 1) == code
+
+
+SENT = {"event": "submitted"}
+TAKES_OVER = {"event": "submitted", "again": True}
+CANCELLED = {"event": "cancelled", "by": "ada"}
+
+
+@pytest.mark.parametrize(
+    ("events", "restarts", "code"),
+    [
+        ([SENT, CANCELLED], 1, 130),  # Slurm was asked for a requeue all the same
+        ([SENT, CANCELLED, SENT], 0, None),  # its user has sent it anew
+        ([SENT, CANCELLED, SENT], 1, None),
+        (
+            [SENT, CANCELLED, TAKES_OVER],
+            0,
+            130,
+        ),  # of a number nobody knew to cancel
+        ([SENT, TAKES_OVER], 0, None),
+    ],
+)
+def test_a_cancelled_run_begins_again_only_where_its_user_sends_it(
+    tmp_path, events, restarts, code
+):
+    run_dir = RunDir(tmp_path)
+    for event in events:
+        run_dir.append_event(event["event"], **{k: v for k, v in event.items() if k != "event"})
+    assert job._over_already(ProcessLayout(restart_count=restarts), run_dir) == code

@@ -276,6 +276,21 @@ def test_an_absent_controller_is_waited_for(run_dir, monkeypatch, slurm_says, na
     assert asked == [(["requeue", "7"], 2)]
 
 
+def test_why_a_signal_ended_a_program_is_asked_until_slurm_answers(
+    run_dir, monkeypatch, slurm_says, naps
+):
+    """The program has no handler: a preemption is no failure of it."""
+    asked, silent_s = [], []
+    run_dir.append_event("started", attempt=0)
+    preempted = JobInfo("7", state="RUNNING", restarts=0, preempt_time=9.0)
+    monkeypatch.setattr(requeue, "_scontrol", lambda words: asked.append(words))
+    slurm_says[0] = SILENT
+    naps.calls = [lambda: silent_s.append(5), lambda: slurm_says.insert(0, preempted)]
+    assert finish_attempt(run_dir, 143, FIRST) == 75
+    assert (asked, len(silent_s)) == ([["requeue", "7"]], 1)
+    assert run_dir.read_events()[-1]["reason"] == "preempted"
+
+
 def test_what_is_cancelled_while_the_controller_is_away_stays_so(
     run_dir, monkeypatch, slurm_says, naps
 ):
@@ -413,10 +428,12 @@ def test_a_node_whose_loss_slurm_tells_is_kept_from_the_next_attempt(
 ):
     asked = []
     monkeypatch.setattr(exclusion, "lost_nodes", lambda hosts: ["n2"])
+    monkeypatch.setattr(exclusion, "ask_sbatch", lambda *_: asked.append("?") or (True, ""))
     monkeypatch.setattr(requeue, "_scontrol", lambda words: asked.append(words))
     slurm_says[0] = JobInfo("7", state="COMPLETING", reason="NodeDown", restarts=0)
     finish_attempt(run_dir, 137, {"SLURM_JOB_ID": "7"}, terminated=True)
-    assert asked == [["requeue", "7"], ["update", "jobid=7", "ExcNodeList=n2"]]
+    # the order comes first: Slurm ends this script within KillWait
+    assert asked == [["requeue", "7"], "?", ["update", "jobid=7", "ExcNodeList=n2"]]
 
 
 def test_what_slurm_has_requeued_already_is_left_alone(run_dir, monkeypatch, slurm_says):
@@ -434,6 +451,32 @@ def test_what_slurm_said_early_counts_when_it_is_silent_later(run_dir, slurm_say
     assert finish_attempt(run_dir, 143, {"SLURM_JOB_ID": "7"}, terminated=True) == 75
     event = run_dir.read_events()[-1]
     assert (event["event"], event["reason"]) == ("requeued", "time limit")
+
+
+@pytest.mark.parametrize("early", [None, "stopped early", "signalled"])
+def test_an_end_of_which_slurm_says_nothing_is_not_called_a_cancellation(
+    run_dir, slurm_says, early, monkeypatch
+):
+    """It may be a preemption, after which Slurm starts the job again by itself."""
+    monkeypatch.setattr(requeue, "_scontrol", lambda words: pytest.fail(f"asked for {words}"))
+    if early:
+        run_dir.append_event("stop_reason", attempt=0, reason=early)
+    before, slurm_says[0] = run_dir.read_events(), SILENT
+    assert finish_attempt(run_dir, 75, FIRST, terminated=True) == 75
+    assert run_dir.read_events() == before
+    assert run_dir.handled(0).exists()
+
+
+def test_a_call_that_was_ended_with_its_order_unanswered_is_made_again_if_the_job_was_preempted(
+    run_dir, slurm_says, monkeypatch
+):
+    asked = []
+    monkeypatch.setattr(requeue, "_scontrol", lambda words: asked.append(words))
+    run_dir.append_event("stop_reason", attempt=0, reason="preempted", end_time=1.0)
+    run_dir.append_event("requeued", attempt=0, reason="preempted", exit_code=75)
+    slurm_says[0] = SILENT
+    assert finish_attempt(run_dir, 75, FIRST, terminated=True) == 75
+    assert asked == [["requeue", "7"]]
 
 
 def test_a_call_that_its_own_requeue_ended_is_not_made_twice(run_dir, monkeypatch):
@@ -577,6 +620,26 @@ def test_what_a_time_limit_has_ended_is_not_said_to_have_ended_by_itself(last, s
     events, ending = own_program(*[(5, "stopped early")] * 2, (5, last))
     reason = rules.decide(ending, events, RequeueConfig(max_without_progress=3)).reason
     assert reason == f"3 attempts in a row ended {said} (requeue.max_without_progress)"
+
+
+@pytest.mark.parametrize(
+    ("reasons", "event"),
+    [
+        (["Slurm's controller was away at the start"] * 2, "failed"),
+        (["Slurm's controller was away at the start"], "requeued"),
+        (["Slurm's controller was away at the start", "preempted"], "requeued"),
+    ],
+)
+@pytest.mark.parametrize("end", [{"unstarted": "away"}, {"unreached": ("n2",)}])
+def test_starts_of_an_own_program_that_never_were_are_counted_however_long_they_took(
+    reasons, event, end
+):
+    events = [
+        {"event": "requeued", "attempt": attempt, "time": 900.0 * attempt, "reason": reason}
+        for attempt, reason in enumerate(reasons)
+    ]
+    ending = Ending(75, len(reasons), is_own_program=True, began=2000.0, time=2900.0, **end)
+    assert rules.decide(ending, events, RequeueConfig(max_without_progress=3)).event == event
 
 
 def test_an_own_program_is_told_how_long_it_ran_by_its_script_where_it_could_not_say_so():
