@@ -67,9 +67,10 @@ def _no_line_lines(fit: dict[str, float], rows: list[dict[str, Any]]) -> list[st
     """What to take instead of a line that the times do not lie on."""
     if fit["is_line"]:
         return []
-    latency, speed = _time_text(rows[0]["seconds"]), _speed_text(rows[-1]["busbw_gb_per_s"])
+    fastest = min(rows, key=lambda row: row["seconds"])  # small ones scatter most
+    latency, speed = _time_text(fastest["seconds"]), _speed_text(rows[-1]["busbw_gb_per_s"])
     return [
-        f"no line describes times that it misses so far: take {latency}, of {rows[0]['bytes']} "
+        f"no line describes times that it misses so far: take {latency}, of {fastest['bytes']} "
         f"bytes, for the latency, and the bus bandwidth of {rows[-1]['bytes']} bytes, {speed}"
     ]
 

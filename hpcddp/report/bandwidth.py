@@ -72,10 +72,11 @@ def _no_line(document: Row) -> tuple[str, ...]:
     """What to take instead of a line that the times do not lie on."""
     if document["fit"].get("is_line", True):
         return ()
-    smallest, largest = document["rows"][0], document["rows"][-1]
+    largest = document["rows"][-1]
+    fastest = min(document["rows"], key=lambda row: row["seconds"])
     return (
-        f"No line describes times that it misses so far: take {time_text(smallest['seconds'])}, of "
-        f"{bytes_text(smallest['bytes'])}, for the latency, and the bus bandwidth of "
+        f"No line describes times that it misses so far: take {time_text(fastest['seconds'])}, of "
+        f"{bytes_text(fastest['bytes'])}, for the latency, and the bus bandwidth of "
         f"{bytes_text(largest['bytes'])}, {number_text(8 * largest['busbw_gb_per_s'])} Gbit/s.",
     )
 
