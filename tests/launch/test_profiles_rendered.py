@@ -37,6 +37,9 @@ TYPED = dict.fromkeys(
 )
 ONE_PROCESS = ("command=[echo]", "resources.processes_per_node=1")  # as `compare` sends it
 NO_SHAPE = ("efa", "ethernet", "gpudirect-tcpx", "infiniband", "roce", "slingshot-amd")
+SLINGSHOT = {
+    name for name in NAMES if any("slingshot" in f.stem for f in load_profile(name, {}).files)
+}
 TYPED |= dict.fromkeys((*NO_SHAPE, "slingshot-nvidia"), ("resources.gpus_per_node=4",))
 TYPED |= dict.fromkeys(
     ("nibi", "trillium"), ("resources.account=acct", "resources.gpus_per_node=1")
@@ -136,6 +139,19 @@ def test_no_profile_sets_a_variable_that_nobody_reads_or_that_does_harm(name):
     for settled in all_settled(name):
         both = {**settled.env, **settled.caches}
         assert variable_warnings({key: part.value for key, part in both.items()}) == ()
+
+
+@pytest.mark.parametrize("name", sorted(SLINGSHOT))
+def test_sockets_on_slingshot_need_no_plugin_and_leave_nothing_of_it_set(name):
+    for settled in all_settled(name):
+        is_asked_for = settled.variants_on[-1:] == ("sockets",)
+        of_plugin = {key for key in settled.env if key.startswith(("FI_", "NCCL_NET_GDR"))}
+        if is_asked_for:
+            assert settled.env["NCCL_NET"].value == "Socket"
+            assert not of_plugin | set(settled.sbatch)
+            assert settled.env["NCCL_SOCKET_IFNAME"].value.startswith("hsn")
+        assert is_asked_for or of_plugin
+    assert any("sockets" in settled.variants_on for settled in all_settled(name))
 
 
 @pytest.mark.parametrize("name", NAMES)
