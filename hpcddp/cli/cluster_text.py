@@ -44,6 +44,7 @@ def profile_lines(profile: ClusterProfile, merged: Merged) -> list[str]:
         ("node", "" if values.get("nodes") else _node_text(values.get("node", {}))),
         ("all-reduce", f"{busbw:g} GB/s bus bandwidth" if busbw else ""),
         ("limits", _limits_text(values)),
+        ("queue of tests", profile.test_queue),
         ("launch", " ".join((profile.launch, *profile.launch_program))),
         ("torchrun", " ".join(profile.torchrun_args)),
         ("discouraged", _discouraged(profile)),

@@ -108,7 +108,8 @@ def _document_of_job(
 
     Raises HpcddpError for what was typed wrong.
     """
-    host, submission = socket.gethostname(), prepare_job(context, [_REPORT], typed)
+    host = socket.gethostname()
+    submission = prepare_job(context, [_REPORT], typed, is_test=True)
     if too_many := _too_many_nodes(submission):
         return as_document([finding("job", host, too_many)])
     try:

@@ -11,7 +11,7 @@ from click.core import ParameterSource
 
 from hpcddp.cli.options import build_request, job_options
 from hpcddp.cli.report import draw_report
-from hpcddp.cli.submit import announce, warn
+from hpcddp.cli.submit import announce, say_queue, warn
 from hpcddp.cluster.layout import choose_launcher
 from hpcddp.cluster.profile import CLUSTER_VARIABLE
 from hpcddp.config.layout import EXIT_DONE
@@ -86,11 +86,19 @@ def config_here(context: click.Context, run_dir: RunDir | None, typed: dict[str,
 
 
 def prepare_job(
-    context: click.Context, words: Sequence[str], typed: dict[str, Any], more: tuple[str, ...] = ()
+    context: click.Context,
+    words: Sequence[str],
+    typed: dict[str, Any],
+    more: tuple[str, ...] = (),
+    *,
+    is_test: bool = False,
 ) -> Submission:
-    """The job that measures, from the options typed; says what looks odd about it."""
-    request = build_request(context, typed, more)
+    """The job that measures, from the options typed; says what looks odd about it, and of a test
+    why it goes into its queue.
+    """
+    request = build_request(context, typed, more, is_test=is_test)
     submission = prepare_measuring(words, request, typed["name"], os.environ)
+    say_queue(submission.request)
     warn(submission.warnings)
     return submission
 

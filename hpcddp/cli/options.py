@@ -54,7 +54,11 @@ class RequestCommand(click.Command):
 
 
 def build_request(
-    context: click.Context, typed: dict[str, Any], more: tuple[str, ...] = ()
+    context: click.Context,
+    typed: dict[str, Any],
+    more: tuple[str, ...] = (),
+    *,
+    is_test: bool = False,
 ) -> Request:
     """The Request in what was typed: a first word without `=`, or a file, is the job.
 
@@ -68,4 +72,5 @@ def build_request(
         resources={name: typed[name] for name in _RESOURCES if typed[name] is not None},
         overrides=(*(words[1:] if has_job else words), *more),
         command=context.obj or (),
+        is_test=is_test,
     )

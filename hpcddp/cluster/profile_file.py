@@ -244,9 +244,10 @@ def check_names(merged: Merged) -> None:
     """Refuse names of queues and kinds of nodes that do not exist."""
     values, where = merged.values, merged.files[-1] if merged.files else merged.name
     queues, nodes = values.get("queues", {}), values.get("nodes", {})
-    default = values.get("default_queue")
-    if default and default not in queues:
-        raise ConfigError(f"{where}: default_queue={default}. {did_you_mean(default, queues)}")
+    for key in ("default_queue", "test_queue"):
+        named = values.get(key)
+        if named and named not in queues:
+            raise ConfigError(f"{where}: {key}={named}. {did_you_mean(named, queues)}")
     for name, queue in queues.items():
         kind = queue.get("node_type")
         if kind and kind not in nodes:

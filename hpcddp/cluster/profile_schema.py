@@ -199,6 +199,7 @@ class Sign:
 class ProfileFile(Block):
     """One file of configs/clusters. `extends` names the profiles it starts from, later ones win.
 
+    `test_queue` is the one of `queues` for short jobs that prove something, where nobody chooses.
     `unset` says which facts nobody could confirm, and are therefore left to you.
     """
 
@@ -214,6 +215,7 @@ class ProfileFile(Block):
     detect: tuple[Sign, ...] = ()
     launcher: Literal["slurm", "local"] = "slurm"
     default_queue: str = ""
+    test_queue: str = ""
     nodes: Mapping[str, Block] = field(default_factory=dict)
     queues: Mapping[str, Block] = field(default_factory=dict)
     variants: Mapping[str, Block] = field(default_factory=dict)

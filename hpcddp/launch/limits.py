@@ -50,11 +50,18 @@ def limit_warnings(
     found = [
         *_of_status(profile),
         *_of_launch(profile),
+        *beyond_limits(resources, profile, processes),
+    ]
+    return tuple(f"{where}: {sentence}{dated}." for sentence in found)
+
+
+def beyond_limits(resources: Resources, profile: ClusterProfile, processes: int) -> tuple[str, ...]:
+    """What is too much, too little or too long for the queue, each as a part of a sentence."""
+    return (
         *_of_size(resources, profile, processes),
         *_of_share(resources, profile, processes),
         *_of_time(resources, profile.limits),
-    ]
-    return tuple(f"{where}: {sentence}{dated}." for sentence in found)
+    )
 
 
 def longest_time(limits: Limits, nodes: int) -> str | None:

@@ -20,30 +20,39 @@ from hpcddp.config.load import (
 )
 from hpcddp.config.schema import Resources, RunConfig, check_data
 from hpcddp.errors import ConfigError
-from hpcddp.launch.limits import check_account
+from hpcddp.launch.limits import beyond_limits, check_account
 
 DEFAULT_JOB = "digits"
+_CHOOSES_QUEUE = ("queue", "partition", "qos", "reservation")
 _MEMORY = ("mem", "mem_per_cpu", "mem_per_gpu")
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the user typed: a job file, options (keys of `resources`), overrides, a command."""
+    """What the user typed: a job file, options (keys of `resources`), overrides, a command.
+
+    `is_test`: the job only proves something, and may have the profile's `test_queue`.
+    """
 
     job: str | None = None
     cluster: str | None = None
     resources: Mapping[str, Any] = field(default_factory=dict)
     overrides: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
+    is_test: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedRequest:
-    """The answer to a Request; `job_name` is what a run is called after by default."""
+    """The answer to a Request; `job_name` is what a run is called after by default.
+
+    `queue_said` is a sentence on the queue of a test, empty where there was nothing to choose.
+    """
 
     resolved: Resolved
     profile: ClusterProfile
     job_name: str
+    queue_said: str = ""
 
     @property
     def config(self) -> RunConfig:
@@ -55,6 +64,34 @@ def resolve_request(request: Request, environ: Mapping[str, str]) -> ResolvedReq
 
     Raises ConfigError with the layer at fault.
     """
+    usual = _resolve(dataclasses.replace(request, is_test=False), environ)
+    return _in_either_queue(usual, _resolve(request, environ)) if request.is_test else usual
+
+
+def _in_either_queue(usual: ResolvedRequest, test: ResolvedRequest) -> ResolvedRequest:
+    """The test in its own queue, unless that has other nodes or is too small for it."""
+    queue, other = test.profile.queue, usual.profile.queue
+    if queue == other:
+        return usual
+    beyond = [text for text in _beyond_limits(test) if text not in _beyond_limits(usual)]
+    if test.profile.node_type != usual.profile.node_type:
+        beyond.append(f"its nodes are {test.profile.node_type}")
+    if beyond:
+        said = f"Queue {other}, not {queue}, the test queue of {test.profile.name}: {beyond[0]}."
+        return dataclasses.replace(usual, queue_said=said)
+    said = (
+        f"Queue {queue}: the test queue of {test.profile.name}, as nobody has named a queue, "
+        f"partition, QOS or reservation; the usual one is resources.queue={other}."
+    )
+    return dataclasses.replace(test, queue_said=said)
+
+
+def _beyond_limits(request: ResolvedRequest) -> tuple[str, ...]:
+    processes = processes_per_node(request.config, request.profile)
+    return beyond_limits(request.config.resources, request.profile, processes)
+
+
+def _resolve(request: Request, environ: Mapping[str, str]) -> ResolvedRequest:
     job = file_layer(find_job(DEFAULT_JOB if request.job is None else request.job))
     options = Layer("command line", {"resources": dict(request.resources)})
     overrides = command_line_layer(request.overrides)
@@ -66,7 +103,7 @@ def resolve_request(request: Request, environ: Mapping[str, str]) -> ResolvedReq
     train = file_layer(find_config("train", str(named["experiment"]), environ))
     command = {"command": list(request.command)} if request.command else {}
     above = (train, job, environment_layer(environ), options, overrides)
-    profile = settled_profile(str(cluster), above, environ)
+    profile = settled_profile(str(cluster), above, environ, is_test=request.is_test)
     queue = {"resources": {"queue": profile.queue}} if profile.queue else {}
     chosen = Layer("chosen", {"cluster": profile.name, **queue, **command})
     resolved = resolve((_without_other_memory(profile.layer, above), *above, chosen))
@@ -74,16 +111,22 @@ def resolve_request(request: Request, environ: Mapping[str, str]) -> ResolvedReq
 
 
 def settled_profile(
-    name: str, above: Sequence[Layer], environ: Mapping[str, str]
+    name: str, above: Sequence[Layer], environ: Mapping[str, str], *, is_test: bool = False
 ) -> ClusterProfile:
-    """The profile for what the layers above it ask for: their nodes, queue, GPUs ..."""
+    """The profile for what the layers above it ask for: their nodes, queue, GPUs ...
+
+    Of a test that asks for no queue, in the profile's `test_queue`.
+    """
     merged = read_merged(choose_profile(name, environ), environ)
     general = settle(merged, Resources(), environ)
     resolved = resolve((general.general_layer, *above))
     asked = resolved.config.resources
-    nodes = general.defaults.get("resources", {}).get("nodes")
-    if nodes and "resources.nodes" not in resolved.sources:
-        asked = dataclasses.replace(asked, nodes=nodes)
+    defaults = general.defaults.get("resources", {})
+    if defaults.get("nodes") and "resources.nodes" not in resolved.sources:
+        asked = dataclasses.replace(asked, nodes=defaults["nodes"])
+    is_free = not any(getattr(asked, key) for key in _CHOOSES_QUEUE) and not defaults.get("queue")
+    if is_test and general.test_queue and is_free:
+        asked = dataclasses.replace(asked, queue=general.test_queue)
     return settle(merged, asked, environ)
 
 

@@ -71,7 +71,9 @@ def test_show_tells_queues_limits_gaps_and_sources(cluster):
     isambard = cluster("show", "isambard-ai").stdout
     assert "163 GB/s bus bandwidth" in isambard
     assert "4 x GH200, 288 cores, aarch64" in isambard
-    assert "discouraged       torchrun: the site" in cluster("show", "frontier").stdout
+    frontier = cluster("show", "frontier").stdout
+    assert "discouraged       torchrun: the site" in frontier
+    assert "queue of tests    debug" in frontier
     assert "time_min=01:00:00 time_max=7-00:00:00 whole" in cluster("show", "trillium").stdout
     assert "$SCRATCH, emptied after 14 days" in cluster("show", "clariden").stdout
     record = document(cluster("show", "frontier", "--json"))

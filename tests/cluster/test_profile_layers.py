@@ -214,6 +214,7 @@ def test_without_internet_libraries_are_told_to_work_offline(site):
         ("extends: [sitee]", "`site`"),
         ("extends: [odd]", "odd -> odd"),
         ("default_queue: x\nqueues: {day: {}}", "default_queue=x"),
+        ("test_queue: x\nqueues: {day: {}}", "test_queue=x"),
         ("queues: {day: {node_type: x}}", "queues.day.node_type=x"),
         ("queues: {day: {partition: x}}", "unknown key `partition`"),
         ("nodes: {a: {when: {nodes: '2'}}}", "`when` belongs into a block of `variants`"),

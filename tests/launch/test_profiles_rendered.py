@@ -174,6 +174,13 @@ def test_no_shipped_profile_hits_its_own_limits(name):
     assert limit_warnings(request.config.resources, request.profile, processes) == ()
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if load_profile(name, {}).test_queue])
+def test_one_node_of_the_queue_of_tests_can_be_had_for_the_time_that_its_profile_asks(name):
+    overrides = (*RESOURCES, *TYPED.get(name, ()))
+    request = resolve_request(Request(cluster=name, overrides=overrides, is_test=True), HERE)
+    assert request.config.resources.queue == request.profile.test_queue
+
+
 def test_the_families_are_there():
     families = {name for name in list_profiles(HERE) if load_profile(name, HERE).status == "family"}
     assert families == {*NO_SHAPE, "slingshot-nvidia"}
