@@ -15,7 +15,7 @@ Measured = tuple[int, int, float]  # node, node, GB/s
 Node = TypeVar("Node", int, str)
 
 _ALL_PAIRS = 8
-_MOST_DOUBTS = 16
+MOST_DOUBTS = 16
 _SLOW, _VERY_SLOW = 0.5, 0.25  # of what the others reach; load makes a factor below two
 
 
@@ -70,7 +70,7 @@ def doubtful(measured: Sequence[Measured]) -> list[Pair]:
     """
     usual = _usual(_best(measured))
     slow = sorted((speed, a, b) for a, b, speed in measured if speed < _SLOW * usual)
-    return [(a, b) for _, a, b in slow[:_MOST_DOUBTS]]
+    return [(a, b) for _, a, b in slow[:MOST_DOUBTS]]
 
 
 def slow_ones(measured: Sequence[tuple[str, str, float]]) -> tuple[list[Suspect], list[Suspect]]:
