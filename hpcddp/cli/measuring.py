@@ -11,7 +11,7 @@ from click.core import ParameterSource
 
 from hpcddp.cli.options import build_request, job_options
 from hpcddp.cli.report import draw_report
-from hpcddp.cli.submit import announce, say_queue, warn
+from hpcddp.cli.submit import announce, warn
 from hpcddp.cluster.layout import choose_launcher
 from hpcddp.cluster.profile import CLUSTER_VARIABLE
 from hpcddp.config.layout import EXIT_DONE
@@ -98,7 +98,8 @@ def prepare_job(
     """
     request = build_request(context, typed, more, is_test=is_test)
     submission = prepare_measuring(words, request, typed["name"], os.environ)
-    say_queue(submission.request)
+    if submission.request.queue_said:
+        click.echo(submission.request.queue_said, err=True)
     warn(submission.warnings)
     return submission
 

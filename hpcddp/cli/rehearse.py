@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from hpcddp.cli.options import RequestCommand, build_request, request_options
-from hpcddp.cli.submit import say_queue, warn
+from hpcddp.cli.submit import warn
 from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED
 from hpcddp.errors import HpcddpError
 from hpcddp.launch.phrases import table
@@ -40,8 +40,7 @@ def command(context: click.Context, steps: int, as_json: bool, **typed: Any) -> 
     code 1 if the job would lose work: steps lost, other bits, no restart, too short a warning, or
     a stop that takes longer than a preemption leaves it on that partition.
     """
-    wanted = build_request(context, typed, short_overrides(steps), is_test=True)
-    request = resolve_request(wanted, os.environ)
+    request = resolve_request(build_request(context, typed, short_overrides(steps)), os.environ)
     if request.config.command:
         raise HpcddpError(
             "`rehearse` compares what hpcddp's own training has saved; where your program keeps "
@@ -52,7 +51,6 @@ def command(context: click.Context, steps: int, as_json: bool, **typed: Any) -> 
     is_ours = not typed["name"]
     plain = prepare(request, f"{name}-uninterrupted", os.environ, may_rename=is_ours)
     stopped = prepare(request, f"{name}-interrupted", os.environ, may_rename=is_ours)
-    say_queue(request)
     warn(plain.warnings)
     report = rehearse(plain, stopped, out=sys.stderr if as_json else sys.stdout)
     text = json.dumps(report.as_document(), indent=2)

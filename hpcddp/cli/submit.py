@@ -11,7 +11,7 @@ from hpcddp.cli.options import RequestCommand, build_request, request_options
 from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED
 from hpcddp.config.write import config_text
 from hpcddp.launch.phrases import command_line, count_text
-from hpcddp.launch.request import ResolvedRequest, resolve_request, world_size
+from hpcddp.launch.request import resolve_request, world_size
 from hpcddp.launch.sbatch import ask_sbatch
 from hpcddp.launch.submission import Submission, prepare, send
 
@@ -63,12 +63,6 @@ def warn(sentences: Iterable[str]) -> None:
     """Say what looks odd about a job."""
     for sentence in sentences:
         click.echo(f"Warning: {sentence}", err=True)
-
-
-def say_queue(request: ResolvedRequest) -> None:
-    """Say which queue a test goes into and why, where there was a choice."""
-    if request.queue_said:
-        click.echo(request.queue_said, err=True)
 
 
 def announce(submission: Submission, job_id: str, *, err: bool = False) -> None:

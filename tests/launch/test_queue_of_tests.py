@@ -7,7 +7,6 @@ from click.testing import CliRunner
 
 from hpcddp.cli import bench as bench_module
 from hpcddp.cli import doctor as doctor_module
-from hpcddp.cli import rehearse as rehearse_module
 from hpcddp.launch.request import Request, resolve_request
 
 PROFILE = """
@@ -86,18 +85,14 @@ def test_what_the_queue_of_tests_has_no_room_for_goes_into_the_usual_one(asked, 
     ("module", "words", "queue"),
     [
         (doctor_module, ["--nodes", "1"], "quick"),
-        (rehearse_module, ["train.model=resnet18"], "quick"),
         (bench_module, ["allreduce", "--nodes", "2"], "day"),
     ],
 )
-def test_doctor_and_rehearse_are_tests_and_a_benchmark_is_none(
-    asked, monkeypatch, module, words, queue
-):
+def test_doctor_is_a_test_and_a_benchmark_is_none(asked, monkeypatch, module, words, queue):
     asked()
     seen = []
     monkeypatch.setattr("hpcddp.cli.doctor.send", lambda job: sys.exit(seen.append(job)))
     monkeypatch.setattr("hpcddp.cli.measuring.send", lambda job: sys.exit(seen.append(job)))
-    monkeypatch.setattr(rehearse_module, "rehearse", lambda *both, out: sys.exit(seen.extend(both)))
     done = CliRunner().invoke(module.command, [*words, "--cluster", "mine"])
     assert {job.request.config.resources.queue for job in seen} == {queue}, done.output
     assert ("Queue quick: the test queue of mine" in done.stderr) == (queue == "quick")
