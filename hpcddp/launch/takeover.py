@@ -13,7 +13,7 @@ _SCANCEL_TIMEOUT_S = 60
 _SUBMITTED_FIELDS = ("run", "launcher", "cluster", "nodes", "processes_per_node")
 
 
-def send_anew(run_dir: RunDir, is_cancelled: Callable[[], bool], excluded: str = "") -> str | None:
+def send_anew(run_dir: RunDir, is_cancelled: Callable[[], bool], excluded: str) -> str | None:
     """Where Slurm forbids to requeue, a new job takes over, and keeps off the nodes `excluded`;
     the refusal, or None.
 

@@ -71,6 +71,13 @@ def test_a_program_of_ones_own_may_know_itself_where_imagenet_lies(fake_sbatch):
     assert "job 4711" in hpcddp("submit", *words).stdout
 
 
+def describe_site(workplace, text):
+    """Write the profile `site`."""
+    profile = workplace / "configs/clusters/site.yaml"
+    profile.parent.mkdir(parents=True)
+    profile.write_text(text)
+
+
 @pytest.mark.parametrize(
     ("scratch", "days", "is_said"),
     [
@@ -88,11 +95,10 @@ def test_submit_warns_where_the_site_deletes_old_runs(
     monkeypatch.setenv("HERE", str(workplace))
     monkeypatch.delenv("NOT_SET", raising=False)
     (workplace / "link").symlink_to(workplace)
-    profile = workplace / "configs/clusters/site.yaml"
-    profile.parent.mkdir(parents=True)
-    profile.write_text(
+    describe_site(
+        workplace,
         f'gpu_request: none\nscratch: "{scratch}"\nscratch_purge_days: {days}\n'
-        f"defaults: {{resources: {{project: {workplace}}}}}\n"
+        f"defaults: {{resources: {{project: {workplace}}}}}\n",
     )
     result = hpcddp("submit", "--dry-run", "--cluster", "site")
     assert ("site deletes files on " in result.stderr) is is_said
@@ -114,10 +120,9 @@ def test_submit_warns_of_a_python_for_other_processors(
     workplace, monkeypatch, machine, more, is_said
 ):
     monkeypatch.setattr("platform.machine", lambda: machine)
-    profile = workplace / "configs/clusters/site.yaml"
-    profile.parent.mkdir(parents=True)
-    profile.write_text(
-        "gpu_request: none\nnode: {arch: aarch64}\ncontainer: {runtime: apptainer}\n" + more
+    describe_site(
+        workplace,
+        "gpu_request: none\nnode: {arch: aarch64}\ncontainer: {runtime: apptainer}\n" + more,
     )
     result = hpcddp("submit", "--dry-run", "--cluster", "site", "train.global_batch=4")
     said = "The nodes of site are aarch64, and this host with its python is x86_64"

@@ -998,7 +998,7 @@ def test_a_job_whose_user_cancels_it_while_another_takes_over_does_not_come_back
     run_dir, sent, scancelled, sent_before, ended
 ):
     sent.sent_before = sent_before
-    takeover.send_anew(run_dir, partial(requeue._is_cancelled, run_dir, 0, FIRST))
+    takeover.send_anew(run_dir, partial(requeue._is_cancelled, run_dir, 0, FIRST), "")
     assert (len(sent.options), scancelled) == (sent_before, ended)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN  # scancel sends it to who asks
 
@@ -1009,7 +1009,7 @@ def test_a_preempted_job_whose_grace_ends_while_another_takes_over_comes_back(
     """Slurm then shows it as if its user had cancelled it."""
     run_dir.append_event("stop_reason", attempt=0, reason="preempted", end_time=time.time() - 1)
     sent.sent_before = 0
-    takeover.send_anew(run_dir, partial(requeue._is_cancelled, run_dir, 0, FIRST))
+    takeover.send_anew(run_dir, partial(requeue._is_cancelled, run_dir, 0, FIRST), "")
     assert (len(sent.options), scancelled) == (1, [])
 
 
