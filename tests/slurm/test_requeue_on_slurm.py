@@ -52,6 +52,13 @@ def start(hpcddp, cluster, tmp_path):
     return start
 
 
+def end_controller(cluster):
+    """Slurm's controller is gone when this returns; the jobs run on."""
+    pid = int((cluster.state_dir / "slurmctld.pid").read_text())
+    os.kill(pid, signal.SIGTERM)
+    cluster.wait_until(lambda: "slurmctld lives" if psutil.pid_exists(pid) else "", 60)
+
+
 def wait_for_starts(cluster, path, count, timeout=90):
     def problem():
         seen = path.read_text().split() if path.exists() else []
@@ -271,12 +278,18 @@ def test_a_run_goes_on_once_where_its_step_is_aborted_after_a_node_failure(
 
 
 @pytest.mark.slow  # srun and scontrol take their time to give up
-def test_a_controller_that_is_away_at_the_last_act_is_waited_for(hpcddp, cluster, start, finish):
-    job_id = start()
-    cluster.run(["scancel", "--signal=TERM", job_id])
-    os.kill(int((cluster.state_dir / "slurmctld.pid").read_text()), signal.SIGTERM)
+def test_a_controller_that_is_away_at_the_last_act_is_waited_for(
+    hpcddp, cluster, start, finish, tmp_path
+):
+    stop = tmp_path / "stop"
+    job_id = start(
+        command=["bash", "-c", STOPS[2].replace("sleep", f"[ -e {stop} ] && exit 75; sleep")]
+    )
+    end_controller(cluster)  # before anything asks it
+    stop.touch()
     log = hpcddp.run_dir("demo").batch_log
     cluster.wait_until(lambda: "" if "does not answer" in log.read_text() else "it does", 240)
+    stop.unlink()
     controller = cluster.node_exec("login", ["slurmctld", "-f", cluster.conf])
     assert controller.returncode == 0, controller.stderr
     assert hpcddp.wait_for_event("demo", "requeued", timeout=90)["exit_code"] == 75
@@ -296,9 +309,7 @@ def test_a_controller_that_is_away_when_the_processes_are_to_start_costs_an_atte
     hpcddp.env["PATH"] = f"{tools}:{hpcddp.env['PATH']}"
     job_id = hpcddp.submit("demo", command=[*STOPS, str(tmp_path / "demo")])
     cluster.wait_until(lambda: "" if waits.exists() else "not started", 60)
-    pid = int((cluster.state_dir / "slurmctld.pid").read_text())
-    os.kill(pid, signal.SIGTERM)
-    cluster.wait_until(lambda: "slurmctld lives" if psutil.pid_exists(pid) else "", 60)
+    end_controller(cluster)
     is_away.touch()
     log = hpcddp.run_dir("demo").batch_log
     cluster.wait_until(lambda: "" if "Unable to" in log.read_text() else "srun still asks", 240)
