@@ -73,13 +73,18 @@ def decide(ending: Ending, events: Sequence[Event], budget: RequeueConfig) -> De
         return Decision("finished", "", EXIT_DONE)
     asked_for = any(event["event"] == "cancelled" for event in events)
     if asked_for or why is StopReason.CANCELLED or (ending.terminated and why not in _GOES_ON):
-        return Decision("cancelled", StopReason.CANCELLED.value, exit_code)
+        return cancelled(ending)
     stopped_early = _stopped_early(ending, events)
     if why is StopReason.REQUEUED:  # whatever the code says: the next attempt is queued already
         return Decision("requeued", why.value, EXIT_AGAIN if stopped_early else exit_code)
     if stopped_early:
         return _after_stop(ending, events, budget)
     return _after_failure(ending, events, budget)
+
+
+def cancelled(ending: Ending) -> Decision:
+    """Its user wants it to end."""
+    return Decision("cancelled", StopReason.CANCELLED.value, ending.exit_code)
 
 
 def _stopped_early(ending: Ending, events: Sequence[Event]) -> bool:

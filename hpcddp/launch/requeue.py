@@ -22,24 +22,24 @@ from hpcddp.config.layout import EXIT_AGAIN, EXIT_DONE, EXIT_FAILED
 from hpcddp.config.schema import RunConfig
 from hpcddp.config.write import read_config
 from hpcddp.errors import HpcddpError
-from hpcddp.launch.decision import Decision, Ending, Event, decide
+from hpcddp.launch.decision import Decision, Ending, Event, cancelled, decide
 from hpcddp.launch.ending import ending_of, is_superseded
 from hpcddp.launch.exclusion import excluded_nodes
 from hpcddp.launch.history import since_sent
 from hpcddp.launch.notes import say, write_event
+from hpcddp.launch.order import PAUSE_S, ask_why, keep_off, requeue_until_heard, settled_reason
 from hpcddp.launch.phrases import resume_hint
 from hpcddp.launch.refusal import refusal_code
-from hpcddp.launch.slurm_tool import is_silence, lack_of_tools, tell
-from hpcddp.launch.stop_reason import SlurmSays, StopReason, ask_stop_reason, settle_reason
+from hpcddp.launch.slurm_tool import is_silence, lack_of_tools
+from hpcddp.launch.stop_reason import SlurmSays, StopReason, ask_stop_reason
 from hpcddp.launch.takeover import send_anew
 from hpcddp.leave import leave
 from hpcddp.run_dir import RunDir
 
-_SCONTROL_TIMEOUT_S = 60
 # A node that srun has not reached explains the end better than these: for a job whose limit is near
 # Slurm names that, whatever has ended it.
 _VAGUE = (StopReason.UNKNOWN, StopReason.SIGNALLED, StopReason.TIME_LIMIT)
-_CONTROLLER_AWAY_S, _PAUSE_S = 900.0, 5.0  # how long an absent controller is waited for
+_CONTROLLER_AWAY_S = 900.0  # how long an absent controller is waited for
 
 
 def finish_attempt(
@@ -69,7 +69,7 @@ def _finish(
     seen, deadline = look(), time.monotonic() + _CONTROLLER_AWAY_S
     while seen.is_to_wait and time.monotonic() < deadline:
         say("Slurm does not answer; asking again")
-        time.sleep(_PAUSE_S)
+        time.sleep(PAUSE_S)
         seen = look()
     # All events, for `seen` leaves out what was before a newer submission: this job's own start.
     is_over = is_superseded(run_dir.read_events(), attempt, requeue_target_or_none(environ))
@@ -140,7 +140,7 @@ def _look(
     if "SLURM_JOB_ID" in environ and exit_code != EXIT_DONE:
         now = ask_stop_reason(environ, config.resources.warn_before_s)
     told = run_dir.read_events()  # read last: `cancel` may have written meanwhile
-    why = settle_reason(now, _early_reason(told, attempt), time.time())
+    why = settled_reason(now, told, attempt)
     events, is_own = since_sent(told), bool(config.command)
     ending = ending_of(run_dir, exit_code, attempt, events, environ, is_own_program=is_own)
     if ending.unreached and why in _VAGUE and not terminated:
@@ -162,12 +162,6 @@ def _has_decided(seen: _Outlook, attempt: int) -> bool:
     own = {event["event"] for event in seen.events if event.get("attempt") == attempt}
     may_be_heard = (StopReason.REQUEUED, StopReason.SIGNALLED, StopReason.UNKNOWN)
     return "cancelled" in own or ("requeued" in own and seen.ending.why in may_be_heard)
-
-
-def _early_reason(events: Sequence[Event], attempt: int) -> Event:
-    """What the main process was told when the stop signal came, an empty record if nothing."""
-    told = [event for event in events if event["event"] == "stop_reason"]
-    return next((event for event in reversed(told) if event.get("attempt") == attempt), {})
 
 
 def _record(run_dir: RunDir, seen: _Outlook) -> None:
@@ -198,48 +192,29 @@ def _start_again(
     """Ask Slurm for the requeue; False where it stayed silent, so that nobody knows."""
     may_be_lost = seen.ending.why is StopReason.NODE_FAILURE or bool(seen.ending.unreached)
     may_be_lost = may_be_lost or seen.decision.exit_code != EXIT_AGAIN
-    target = requeue_target(environ)
+    attempt = seen.ending.attempt
     if may_be_lost:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # there is one more thing to say
-    refusal = _requeue_until_heard(run_dir, target, environ, deadline)
+    why, refusal = requeue_until_heard(run_dir, attempt, environ, deadline)
+    if why is StopReason.CANCELLED:
+        _record(run_dir, dataclasses.replace(seen, decision=cancelled(seen.ending)))
+        return True
     # Not before: once Slurm ends the job there are KillWait seconds, and it may be slow.
     excluded = excluded_nodes(run_dir, config, seen.ending, seen.events, environ, may_be_lost)
     if refusal is None and excluded:
-        _scontrol(["update", f"jobid={target}", f"ExcNodeList={excluded}"])
+        keep_off(excluded, environ)
     if refusal and not is_silence(refusal):
-        is_cancelled = partial(_is_cancelled, run_dir, seen.ending.attempt, environ)
+        is_cancelled = partial(_is_cancelled, run_dir, attempt, environ)
         refusal = _send_until_heard(run_dir, is_cancelled, excluded, deadline)
     if refusal is None:
         return True
     is_silent = is_silence(refusal)
-    say(f"cannot requeue {target}: {refusal}")
+    say(f"cannot requeue {requeue_target(environ)}: {refusal}")
     reason = f"Slurm refused to requeue: {refusal}; {resume_hint(run_dir.name)}"
     if is_silent:
         reason = f"Slurm did not answer the order to requeue: {refusal}"
     write_event(run_dir, "failed", reason=reason, exit_code=EXIT_FAILED)
     return not is_silent
-
-
-def _requeue_until_heard(
-    run_dir: RunDir, target: str, environ: Mapping[str, str], deadline: float
-) -> str | None:
-    """Slurm's refusal, or None. An order that was not answered may have been heard, and a second
-    one would be refused then: so Slurm is asked first what it has made of the job.
-    """
-    refusal = _requeue(target)
-    is_unsure = refusal is not None and is_silence(refusal)
-    while refusal:
-        now = ask_stop_reason(environ, 0)
-        if now.reason is StopReason.REQUEUED:  # an order of an earlier call may have come late
-            return None
-        if is_unsure and (now.reason is StopReason.CANCELLED or _has_said_so(run_dir)):
-            return None
-        if not is_silence(refusal) or time.monotonic() > deadline:
-            return refusal
-        time.sleep(_PAUSE_S)
-        if not now.is_silent:
-            refusal = _requeue(target)
-    return refusal
 
 
 def _send_until_heard(
@@ -249,33 +224,12 @@ def _send_until_heard(
     while (refusal := send_anew(run_dir, is_cancelled, excluded)) and is_silence(refusal):
         if time.monotonic() > deadline:
             break
-        time.sleep(_PAUSE_S)
+        time.sleep(PAUSE_S)
     return refusal
 
 
 def _is_cancelled(run_dir: RunDir, attempt: int, environ: Mapping[str, str]) -> bool:
-    now, told = ask_stop_reason(environ, 0), run_dir.read_events()
-    why = settle_reason(now, _early_reason(told, attempt), time.time())
-    return why is StopReason.CANCELLED or _has_said_so(run_dir)
-
-
-def _has_said_so(run_dir: RunDir) -> bool:
-    """True once `hpcddp cancel` has recorded itself, which comes before Slurm does it."""
-    return any(e["event"] == "cancelled" for e in since_sent(run_dir.read_events()))
-
-
-def _requeue(target: str) -> str | None:
-    """Requeue this job, allowing it first where the job forbids it; Slurm's refusal, or None."""
-    refusal = _scontrol(["requeue", target])
-    if refusal is None or is_silence(refusal):
-        return refusal
-    if _scontrol(["update", f"jobid={target}", "requeue=1"]) is not None:
-        return refusal
-    return _scontrol(["requeue", target])
-
-
-def _scontrol(words: Sequence[str]) -> str | None:
-    return tell(["scontrol", *words], _SCONTROL_TIMEOUT_S)
+    return ask_why(run_dir, attempt, environ)[0] is StopReason.CANCELLED
 
 
 def main(words: Sequence[str] | None = None) -> int:

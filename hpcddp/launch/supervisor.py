@@ -7,7 +7,8 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     import psutil  # 25 ms to import; most status calls see no local run
 
 STOP_GRACE_S = 30.0  # Slurm's default KillWait: what survives a cancel on a cluster does here too
+_PAUSE_S = 0.02
 _SAME_START_S = 2.0  # the kernel's boot time, from which psutil counts, moves with the clock
 
 
@@ -97,11 +99,24 @@ def _stop_all(processes: "Sequence[psutil.Process]", grace_s: float) -> None:
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
-    _, left = psutil.wait_procs(everything, timeout=grace_s)
+    left = _wait_for_all(everything, grace_s)
     for process in left:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(left, timeout=grace_s)
+    _wait_for_all(left, grace_s)
+
+
+def _wait_for_all(
+    processes: "Iterable[psutil.Process]", timeout_s: float
+) -> "list[psutil.Process]":
+    """Those that live on after so long. What has ended counts so, even where it was not reaped, as
+    below a container's first process that does not care for orphans.
+    """
+    deadline, left = time.monotonic() + timeout_s, [*filter(_is_living, processes)]
+    while left and time.monotonic() < deadline:
+        time.sleep(_PAUSE_S)
+        left = [*filter(_is_living, left)]
+    return left
 
 
 def _leader_of(record: Mapping[str, Any]) -> "psutil.Process | None":
@@ -153,7 +168,7 @@ def _is_living(process: "psutil.Process") -> bool:
     import psutil
 
     with contextlib.suppress(psutil.NoSuchProcess):
-        return process.status() != psutil.STATUS_ZOMBIE
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
 
 

@@ -19,6 +19,7 @@ import psutil
 import pytest
 import torch
 import yaml
+from ended import has_ended
 
 from hpcddp.config.batch import BatchPlan
 from hpcddp.config.schema import DataConfig
@@ -274,7 +275,7 @@ def test_however_a_process_ends_its_workers_end_too(tmp_path, ending, code):
     )
     ended = subprocess.run(
         [sys.executable, program],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
         capture_output=True,
         text=True,
         timeout=120,
@@ -282,7 +283,7 @@ def test_however_a_process_ends_its_workers_end_too(tmp_path, ending, code):
     assert ended.returncode == code, ended.stderr
     children = [int(pid) for pid in ended.stdout.split()]
     assert len(children) >= 5
-    wait_for(lambda: not any(map(psutil.pid_exists, children)))
+    wait_for(lambda: all(map(has_ended, children)))
 
 
 def test_a_process_that_leaves_at_once_leaves_no_files_behind(tmp_path, short_tmp):

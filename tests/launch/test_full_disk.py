@@ -10,7 +10,7 @@ import pytest
 
 from hpcddp.config.load import Layer, resolve
 from hpcddp.config.write import config_text
-from hpcddp.launch import ending, requeue, stop_reason
+from hpcddp.launch import ending, order, stop_reason
 from hpcddp.launch.history import read_history
 from hpcddp.launch.requeue import finish_attempt
 from hpcddp.launch.scheduler import JobInfo
@@ -25,7 +25,7 @@ def asked(monkeypatch):
     """What was asked of a Slurm in which the job runs."""
     asked = []
     monkeypatch.setattr(stop_reason, "show_job", lambda job_id: RUNNING)
-    monkeypatch.setattr(requeue, "_scontrol", lambda words: asked.append(words))
+    monkeypatch.setattr(order, "_scontrol", lambda words: asked.append(words))
     return asked
 
 
@@ -64,14 +64,14 @@ def test_a_start_on_a_full_disk_wants_to_run_again_and_the_last_act_says_why(
     assert "No space left on device" in done.stderr
     assert not list(run_dir.path.glob(".*"))
     assert finish_attempt(run_dir, 75, environ_of(1)) == 75
-    assert asked == [["requeue", "7"]]
+    assert asked == [["requeue", "incomplete", "7"]]
     waiting = status_of(read_history(run_dir), JobInfo("7", "PENDING", "BeginTime", restarts=2), 0)
     assert (waiting.state, waiting.attempts[-1].end) == ("requeued", "no space left on device")
     finish_attempt(run_dir, 75, environ_of(2))
     finished = status_of(read_history(run_dir), None, 0)
     assert finished.state == "failed"
     assert "no space left on device, 3 attempts in a row made no progress" in finished.reason
-    assert asked == [["requeue", "7"]]
+    assert asked == [["requeue", "incomplete", "7"]]
 
 
 def test_a_log_that_takes_no_word_more_changes_no_exit_code(small_disk, workplace):
@@ -126,7 +126,7 @@ def test_attempts_that_could_not_be_recorded_are_counted_too(
     monkeypatch.setattr(ending, "space_problem", lambda folder: "no space left on device")
     for attempt in range(last + 1):
         finish_attempt(run_dir, code, environ_of(attempt))
-    assert asked == [["requeue", "7"]] * last
+    assert asked == [["requeue", "incomplete", "7"]] * last
     assert run_dir.handled(last).exists()  # else the script would ask for the requeue
 
 
@@ -134,7 +134,7 @@ def test_attempts_that_say_nothing_are_not_counted_where_there_is_room(tmp_path,
     """Their nodes were lost, and Slurm has started the job again by itself."""
     run_dir = make_run(tmp_path, "started", requeue={"max_failures": 1})
     assert finish_attempt(run_dir, 1, environ_of(3)) == 1
-    assert asked == [["requeue", "7"]]
+    assert asked == [["requeue", "incomplete", "7"]]
 
 
 @pytest.mark.parametrize("is_full", [True, False])
@@ -160,4 +160,4 @@ def test_attempts_of_an_earlier_job_are_not_counted(tmp_path, asked, monkeypatch
     monkeypatch.setattr(ending, "space_problem", lambda folder: "no space left on device")
     run_dir.append_event("submitted", launcher="slurm", job_id="8")
     finish_attempt(run_dir, 75, {"SLURM_JOB_ID": "8", "HPCDDP_ATTEMPT": "3"})
-    assert asked == [["requeue", "8"]]
+    assert asked == [["requeue", "incomplete", "8"]]

@@ -9,6 +9,7 @@ import time
 
 import psutil
 import pytest
+from ended import has_ended
 
 from hpcddp.launch.local import supervise
 from hpcddp.launch.supervisor import read_supervisor, supervisor_alive
@@ -147,9 +148,9 @@ def test_a_signal_to_the_supervisor_ends_all_processes_on_a_full_disk_too(tmp_pa
     words = [sys.executable, "-c", _SUPERVISE_ON_A_FULL_DISK, str(tmp_path)]
     with subprocess.Popen(words, start_new_session=True) as supervisor:
         wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip())
-        below = psutil.Process(int((tmp_path / "pid").read_text()))
+        below = int((tmp_path / "pid").read_text())
         supervisor.terminate()
-        wait_until(lambda: not below.is_running() or below.status() == psutil.STATUS_ZOMBIE, 10)
+        wait_until(lambda: has_ended(below), 10)
 
 
 def test_a_failure_is_final_and_keeps_its_code(workplace):
@@ -187,8 +188,7 @@ def test_cancel_leaves_no_process_and_no_restart(workplace):
     supervisor = psutil.Process(read_supervisor(run_dir)["pid"])
     below = supervisor.children(recursive=True)
     assert hpcddp("cancel", "r").returncode == 0
-    psutil.wait_procs([supervisor, *below], timeout=30)
-    assert not [p for p in below if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    assert all(has_ended(process.pid) for process in [supervisor, *below])
     assert json.loads(hpcddp("status", "r", "--json").stdout)["state"] == "cancelled"
     assert not run_dir.attempt_logs(1).exists()
 

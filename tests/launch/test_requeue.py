@@ -17,7 +17,7 @@ from hpcddp.config.schema import RequeueConfig
 from hpcddp.config.write import config_text
 from hpcddp.errors import SubmissionFailed
 from hpcddp.launch import decision as rules
-from hpcddp.launch import exclusion, requeue, slurm, stop_reason, takeover
+from hpcddp.launch import exclusion, order, requeue, slurm, stop_reason, takeover
 from hpcddp.launch.decision import Ending
 from hpcddp.launch.history import since_sent
 from hpcddp.launch.requeue import finish_attempt
@@ -215,18 +215,18 @@ def test_requeue_is_recorded_before_slurm_is_asked_since_it_kills_the_job(run_di
     def scontrol(words):
         asked.append((words, run_dir.read_events()[-1]["event"]))
 
-    monkeypatch.setattr(requeue, "_scontrol", scontrol)
+    monkeypatch.setattr(order, "_scontrol", scontrol)
     assert finish_attempt(run_dir, 75, {"SLURM_JOB_ID": "7", "HPCDDP_ATTEMPT": "3"}) == 75
-    assert asked == [(["requeue", "7"], "requeued")]
+    assert asked == [(WHILE_IT_RUNS, "requeued")]
     assert run_dir.read_events()[-1]["attempt"] == 3
 
 
 def test_only_the_own_element_of_an_array_is_requeued(run_dir, monkeypatch):
     asked = []
-    monkeypatch.setattr(requeue, "_scontrol", lambda words: asked.append(words))
+    monkeypatch.setattr(order, "_scontrol", lambda words: asked.append(words))
     array = {"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"}
     finish_attempt(run_dir, 75, array)
-    assert asked == [["requeue", "7_2"]]
+    assert asked == [["requeue", "incomplete", "7_2"]]
 
 
 def test_where_requeueing_is_disabled_it_is_allowed_first(run_dir, monkeypatch):
@@ -236,13 +236,13 @@ def test_where_requeueing_is_disabled_it_is_allowed_first(run_dir, monkeypatch):
         asked.append(words)
         return "Requested operation is presently disabled" if len(asked) == 1 else None
 
-    monkeypatch.setattr(requeue, "_scontrol", scontrol)
+    monkeypatch.setattr(order, "_scontrol", scontrol)
     assert finish_attempt(run_dir, 75, {"SLURM_JOB_ID": "7"}) == 75
-    assert asked == [["requeue", "7"], ["update", "jobid=7", "requeue=1"], ["requeue", "7"]]
+    assert asked == [WHILE_IT_RUNS, ["update", "jobid=7", "requeue=1"], WHILE_IT_RUNS]
 
 
 def test_a_refused_requeue_is_a_recorded_failure(run_dir, monkeypatch, capsys):
-    monkeypatch.setattr(requeue, "_scontrol", lambda words: "no such job")
+    monkeypatch.setattr(order, "_scontrol", lambda words: "no such job")
     finish_attempt(run_dir, 75, {"SLURM_JOB_ID": "7"})
     assert run_dir.read_events()[-1]["event"] == "failed"
     assert "no new job either" in run_dir.read_events()[-1]["reason"]
@@ -263,17 +263,17 @@ def naps(monkeypatch):
         if naps.calls:
             naps.calls.pop(0)()
 
-    monkeypatch.setattr(requeue.time, "sleep", sleep)
+    monkeypatch.setattr(order.time, "sleep", sleep)
     return naps
 
 
 def test_an_absent_controller_is_waited_for(run_dir, monkeypatch, slurm_says, naps):
     asked, back = [], slurm_says[0]
-    monkeypatch.setattr(requeue, "_scontrol", lambda words: asked.append((words, naps.count)))
+    monkeypatch.setattr(order, "_scontrol", lambda words: asked.append((words, naps.count)))
     slurm_says[0] = SILENT
     naps.calls = [lambda: None, lambda: slurm_says.insert(0, back)]
     assert finish_attempt(run_dir, 75, {"SLURM_JOB_ID": "7"}) == 75
-    assert asked == [(["requeue", "7"], 2)]
+    assert asked == [(WHILE_IT_RUNS, 2)]
 
 
 def test_why_a_signal_ended_a_program_is_asked_until_slurm_answers(
@@ -283,18 +283,18 @@ def test_why_a_signal_ended_a_program_is_asked_until_slurm_answers(
     asked, silent_s = [], []
     run_dir.append_event("started", attempt=0)
     preempted = JobInfo("7", state="RUNNING", restarts=0, preempt_time=9.0)
-    monkeypatch.setattr(requeue, "_scontrol", lambda words: asked.append(words))
+    monkeypatch.setattr(order, "_scontrol", lambda words: asked.append(words))
     slurm_says[0] = SILENT
     naps.calls = [lambda: silent_s.append(5), lambda: slurm_says.insert(0, preempted)]
     assert finish_attempt(run_dir, 143, FIRST) == 75
-    assert (asked, len(silent_s)) == ([["requeue", "7"]], 1)
+    assert (asked[0], len(silent_s)) == (WHILE_IT_RUNS, 1)
     assert run_dir.read_events()[-1]["reason"] == "preempted"
 
 
 def test_what_is_cancelled_while_the_controller_is_away_stays_so(
     run_dir, monkeypatch, slurm_says, naps
 ):
-    monkeypatch.setattr(requeue, "_scontrol", lambda words: pytest.fail(f"asked for {words}"))
+    monkeypatch.setattr(order, "_scontrol", lambda words: pytest.fail(f"asked for {words}"))
     slurm_says[0] = SILENT
     naps.calls = [lambda: run_dir.append_event("cancelled", by="ada")]
     finish_attempt(run_dir, 75, {"SLURM_JOB_ID": "7"})
@@ -305,7 +305,7 @@ def test_a_controller_that_stays_away_is_left_to_the_script_and_no_new_job_is_se
     run_dir, monkeypatch, slurm_says, naps
 ):
     monkeypatch.setattr(requeue, "_CONTROLLER_AWAY_S", 0.0)
-    monkeypatch.setattr(requeue, "_scontrol", lambda words: SILENT.reason)
+    monkeypatch.setattr(order, "_scontrol", lambda words: SILENT.reason)
     monkeypatch.setattr(requeue, "send_anew", lambda *_: pytest.fail("sent anew"))
     slurm_says[0] = SILENT
     assert finish_attempt(run_dir, 75, FIRST) == 75
@@ -323,11 +323,10 @@ TOO_LATE = "Job is pending execution"
     [
         (["timed out"], [COMES_BACK]),  # heard although nobody answered
         (["timed out"], [SILENT, SILENT, COMES_BACK]),
-        (["timed out", None], [RUNS]),  # not heard
-        (["timed out", "timed out", None], [RUNS, RUNS]),
+        (["timed out", None], [RUNS, COMES_BACK]),  # not heard
+        (["timed out", "timed out", None], [RUNS, RUNS, COMES_BACK]),
         # heard so late that the second order came to a job that waits already
         (["timed out", TOO_LATE, TOO_LATE], [RUNS, COMES_BACK]),
-        (["timed out"], [JobInfo("7", state="CANCELLED", restarts=0)]),  # its user was quicker
     ],
 )
 def test_an_order_that_slurm_did_not_answer_may_have_been_heard(
@@ -336,7 +335,7 @@ def test_an_order_that_slurm_did_not_answer_may_have_been_heard(
     answers, says = [*answers], [RUNS, *says]
     monkeypatch.setattr(stop_reason, "show_job", lambda job_id: says.pop(0))
     monkeypatch.setattr(
-        requeue, "_scontrol", lambda words: answers.pop(0) if words[0] == "requeue" else None
+        order, "_scontrol", lambda words: answers.pop(0) if words[0] == "requeue" else None
     )
     monkeypatch.setattr(requeue, "send_anew", lambda *_: pytest.fail("sent anew"))
     assert finish_attempt(run_dir, 75, FIRST) == 75
@@ -345,12 +344,59 @@ def test_an_order_that_slurm_did_not_answer_may_have_been_heard(
     assert run_dir.handled(0).exists()
 
 
+CANCELLED = JobInfo("7", state="COMPLETING", restarts=0)
+PREEMPTED = dataclasses.replace(CANCELLED, end_time=9.0, preempt_time=9.0)
+WHILE_IT_RUNS, IN_ANY_CASE = ["requeue", "incomplete", "7"], ["requeue", "7"]
+
+
+@pytest.mark.parametrize("first", [None, "timed out"])
+@pytest.mark.parametrize(
+    ("says", "asked", "event"),
+    [
+        ([CANCELLED], [WHILE_IT_RUNS], "cancelled"),
+        ([PREEMPTED], [WHILE_IT_RUNS, IN_ANY_CASE], "requeued"),
+        ([JobInfo("7", state="TIMEOUT")], [WHILE_IT_RUNS, IN_ANY_CASE], "requeued"),
+    ],
+)
+def test_what_ends_between_the_question_and_the_order_comes_back_unless_its_user_wants_it_to_end(
+    run_dir, monkeypatch, naps, first, says, asked, event
+):
+    """Slurm revives a job that is cancelled already, for half a minute and longer."""
+    says = [RUNS, *says, *(says if first and event == "requeued" else [])]
+    answers, orders = [first, None, None], []
+    monkeypatch.setattr(stop_reason, "show_job", lambda job_id: says.pop(0))
+    monkeypatch.setattr(order, "_scontrol", lambda words: orders.append(words) or answers.pop(0))
+    finish_attempt(run_dir, 75, FIRST)
+    again = [WHILE_IT_RUNS] if first and event == "requeued" else []
+    assert (orders, says) == ([*again, *asked], [])
+    assert run_dir.read_events()[-1]["event"] == event
+    assert run_dir.handled(0).exists()
+
+
+def test_an_order_that_a_requeue_by_slurm_itself_has_overtaken_is_no_failure(run_dir, monkeypatch):
+    says, answers = [RUNS, PREEMPTED, COMES_BACK], [None, TOO_LATE, None, TOO_LATE]
+    monkeypatch.setattr(stop_reason, "show_job", lambda job_id: says.pop(0))
+    monkeypatch.setattr(order, "_scontrol", lambda words: answers.pop(0))
+    monkeypatch.setattr(requeue, "send_anew", lambda *_: pytest.fail("sent anew"))
+    assert finish_attempt(run_dir, 75, FIRST) == 75
+    assert run_dir.read_events()[-1]["event"] == "requeued"
+
+
+def test_an_order_that_was_accepted_stands_where_slurm_is_silent_afterwards(run_dir, monkeypatch):
+    says, orders = [RUNS, SILENT], []
+    run_dir.append_event("stop_reason", attempt=0, reason="preempted", end_time=1.0)
+    monkeypatch.setattr(stop_reason, "show_job", lambda job_id: says.pop(0))
+    monkeypatch.setattr(order, "_scontrol", lambda words: orders.append(words))
+    assert finish_attempt(run_dir, 75, FIRST) == 75
+    assert (orders, run_dir.read_events()[-1]["event"]) == ([WHILE_IT_RUNS], "requeued")
+
+
 @pytest.mark.parametrize("terminated", [True, False])
 def test_nobody_waits_for_slurm_in_the_final_kill_or_where_it_has_no_tools(
     run_dir, monkeypatch, slurm_says, naps, terminated
 ):
     run_dir.append_event("stop_reason", attempt=0, reason="preempted")
-    monkeypatch.setattr(requeue, "_scontrol", lambda words: None)
+    monkeypatch.setattr(order, "_scontrol", lambda words: None)
     slurm_says[0] = SILENT if terminated else JobInfo("7", reason="`scontrol` was not found")
     finish_attempt(run_dir, 75, {"SLURM_JOB_ID": "7"}, terminated=terminated)
     assert (naps.count, run_dir.read_events()[-1]["event"]) == (0, "requeued")
@@ -360,7 +406,7 @@ def test_nobody_waits_for_slurm_in_the_final_kill_or_where_it_has_no_tools(
 def test_the_75_of_processes_that_were_ended_for_one_that_failed_is_a_failure(
     run_dir, monkeypatch, ranks_say, event
 ):
-    monkeypatch.setattr(requeue, "_scontrol", lambda words: None)
+    monkeypatch.setattr(order, "_scontrol", lambda words: None)
     run_dir.append_event("failed", attempt=0, global_rank=1, exit_code=2, error="no data")
     run_dir.append_event(ranks_say, attempt=0, exit_code=1)
     code = finish_attempt(run_dir, 75, FIRST)
@@ -377,9 +423,9 @@ def test_a_failure_behind_a_75_is_tried_again_by_the_last_act_and_not_by_the_scr
     values = {"train": {"max_steps": 1}, "requeue": {"max_failures": 1}}
     run_dir.config.write_text(config_text(resolve([Layer("test", values)])))
     run_dir.append_event("failed", attempt=0, global_rank=0, exit_code=1, error="no data")
-    monkeypatch.setattr(requeue, "_scontrol", lambda words: asked.append(words))
+    monkeypatch.setattr(order, "_scontrol", lambda words: asked.append(words))
     assert finish_attempt(run_dir, 75, FIRST) == 1
-    assert asked == [["requeue", "7"]]
+    assert asked == [WHILE_IT_RUNS]
     assert run_dir.handled(0).exists()
 
 
@@ -415,12 +461,12 @@ def test_after_a_failure_a_lost_node_is_kept_from_the_next_attempt(
     run_dir.config.write_text(config_text(resolve([Layer("test", values)])))
     monkeypatch.setattr(exclusion, "lost_nodes", lambda hosts: lost)
     monkeypatch.setattr(requeue.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(requeue, "_scontrol", lambda words: asked.append(words))
+    monkeypatch.setattr(order, "_scontrol", lambda words: asked.append(words))
     finish_attempt(run_dir, 1, {"SLURM_JOB_ID": "7"})
-    assert asked == [["requeue", "7"], *update]
+    assert asked == [WHILE_IT_RUNS, *update]
     asked.clear()
     finish_attempt(run_dir, 75, {"SLURM_JOB_ID": "7"})
-    assert asked == [["requeue", "7"]]
+    assert asked == [WHILE_IT_RUNS]
 
 
 def test_a_node_whose_loss_slurm_tells_is_kept_from_the_next_attempt(
@@ -429,16 +475,17 @@ def test_a_node_whose_loss_slurm_tells_is_kept_from_the_next_attempt(
     asked = []
     monkeypatch.setattr(exclusion, "lost_nodes", lambda hosts: ["n2"])
     monkeypatch.setattr(exclusion, "ask_sbatch", lambda *_: asked.append("?") or (True, ""))
-    monkeypatch.setattr(requeue, "_scontrol", lambda words: asked.append(words))
+    monkeypatch.setattr(order, "_scontrol", lambda words: asked.append(words))
     slurm_says[0] = JobInfo("7", state="COMPLETING", reason="NodeDown", restarts=0)
     finish_attempt(run_dir, 137, {"SLURM_JOB_ID": "7"}, terminated=True)
     # the order comes first: Slurm ends this script within KillWait
-    assert asked == [["requeue", "7"], "?", ["update", "jobid=7", "ExcNodeList=n2"]]
+    assert asked[2:] == ["?", ["update", "jobid=7", "ExcNodeList=n2"]]
+    assert asked[:2] == [WHILE_IT_RUNS, IN_ANY_CASE]
 
 
 def test_what_slurm_has_requeued_already_is_left_alone(run_dir, monkeypatch, slurm_says):
     slurm_says[0] = JobInfo("7", state="COMPLETING", restarts=1)
-    monkeypatch.setattr(requeue, "_scontrol", lambda words: pytest.fail(f"asked for {words}"))
+    monkeypatch.setattr(order, "_scontrol", lambda words: pytest.fail(f"asked for {words}"))
     assert finish_attempt(run_dir, 75, {"SLURM_JOB_ID": "7"}) == 75
     event = run_dir.read_events()[-1]
     assert (event["event"], event["reason"]) == ("requeued", "requeued by Slurm")
@@ -447,7 +494,7 @@ def test_what_slurm_has_requeued_already_is_left_alone(run_dir, monkeypatch, slu
 def test_what_slurm_said_early_counts_when_it_is_silent_later(run_dir, slurm_says, monkeypatch):
     run_dir.append_event("stop_reason", attempt=0, reason="time limit")
     slurm_says[0] = JobInfo("7", reason="no answer")
-    monkeypatch.setattr(requeue, "_scontrol", lambda words: None)
+    monkeypatch.setattr(order, "_scontrol", lambda words: None)
     assert finish_attempt(run_dir, 143, {"SLURM_JOB_ID": "7"}, terminated=True) == 75
     event = run_dir.read_events()[-1]
     assert (event["event"], event["reason"]) == ("requeued", "time limit")
@@ -458,7 +505,7 @@ def test_an_end_of_which_slurm_says_nothing_is_not_called_a_cancellation(
     run_dir, slurm_says, early, monkeypatch
 ):
     """It may be a preemption, after which Slurm starts the job again by itself."""
-    monkeypatch.setattr(requeue, "_scontrol", lambda words: pytest.fail(f"asked for {words}"))
+    monkeypatch.setattr(order, "_scontrol", lambda words: pytest.fail(f"asked for {words}"))
     if early:
         run_dir.append_event("stop_reason", attempt=0, reason=early)
     before, slurm_says[0] = run_dir.read_events(), SILENT
@@ -471,16 +518,16 @@ def test_a_call_that_was_ended_with_its_order_unanswered_is_made_again_if_the_jo
     run_dir, slurm_says, monkeypatch
 ):
     asked = []
-    monkeypatch.setattr(requeue, "_scontrol", lambda words: asked.append(words))
+    monkeypatch.setattr(order, "_scontrol", lambda words: asked.append(words))
     run_dir.append_event("stop_reason", attempt=0, reason="preempted", end_time=1.0)
     run_dir.append_event("requeued", attempt=0, reason="preempted", exit_code=75)
     slurm_says[0] = SILENT
     assert finish_attempt(run_dir, 75, FIRST, terminated=True) == 75
-    assert asked == [["requeue", "7"]]
+    assert asked == [WHILE_IT_RUNS]
 
 
 def test_a_call_that_its_own_requeue_ended_is_not_made_twice(run_dir, monkeypatch):
-    monkeypatch.setattr(requeue, "_scontrol", lambda words: None)
+    monkeypatch.setattr(order, "_scontrol", lambda words: None)
     environ = {"SLURM_JOB_ID": "7", "HPCDDP_ATTEMPT": "3"}
     finish_attempt(run_dir, 75, environ)
     assert finish_attempt(run_dir, 75, environ, terminated=True) == 75
@@ -495,21 +542,20 @@ def test_a_call_that_slurm_ended_before_it_heard_of_the_requeue_is_made_again(
         config_text(resolve([Layer("test", {"requeue": {"max_failures": 1}, **ONE_STEP})]))
     )
     asked = []
-    monkeypatch.setattr(requeue, "_scontrol", lambda words: asked.append(words))
+    monkeypatch.setattr(order, "_scontrol", lambda words: asked.append(words))
     finish_attempt(run_dir, code, FIRST)
-    slurm_says[0] = JobInfo("7", state="COMPLETING", restarts=0, end_time=9.0, preempt_time=9.0)
+    slurm_says[0] = PREEMPTED
     assert finish_attempt(run_dir, code, FIRST, terminated=True) == code
-    assert asked == [["requeue", "7"]] * 2
+    assert asked == [WHILE_IT_RUNS, WHILE_IT_RUNS, IN_ANY_CASE]
     assert [e["event"] for e in run_dir.read_events()] == ["submitted", "started", "requeued"]
 
 
 def test_a_requeue_that_slurm_hears_after_the_call_for_it_was_ended_is_the_only_one(
     run_dir, monkeypatch
 ):
-    ended = JobInfo("7", state="COMPLETING", restarts=0, end_time=9.0, preempt_time=9.0)
-    says = [ended, dataclasses.replace(ended, restarts=1)]
+    says = [PREEMPTED, dataclasses.replace(PREEMPTED, restarts=1)]
     monkeypatch.setattr(stop_reason, "show_job", lambda job_id: says.pop(0))
-    monkeypatch.setattr(requeue, "_scontrol", lambda words: "Job is pending execution for job 7")
+    monkeypatch.setattr(order, "_scontrol", lambda words: "Job is pending execution for job 7")
     monkeypatch.setattr(requeue, "send_anew", lambda *_: pytest.fail("sent anew"))
     run_dir.append_event("requeued", attempt=0, reason="signalled", exit_code=75)
     assert finish_attempt(run_dir, 75, FIRST, terminated=True) == 75
@@ -520,11 +566,11 @@ def test_a_call_that_a_cancellation_ended_before_slurm_heard_of_the_requeue_says
     run_dir, monkeypatch, slurm_says
 ):
     asked = []
-    monkeypatch.setattr(requeue, "_scontrol", lambda words: asked.append(words))
+    monkeypatch.setattr(order, "_scontrol", lambda words: asked.append(words))
     finish_attempt(run_dir, 75, FIRST)
     slurm_says[0] = JobInfo("7", state="COMPLETING", restarts=0)
     finish_attempt(run_dir, 75, FIRST, terminated=True)
-    assert asked == [["requeue", "7"]]
+    assert asked == [WHILE_IT_RUNS]
     assert [e["event"] for e in run_dir.read_events()][-2:] == ["requeued", "cancelled"]
 
 
@@ -539,7 +585,7 @@ def test_a_cancellation_is_recorded_once(run_dir, slurm_says):
 
 
 def test_a_copy_that_slurm_has_replaced_decides_nothing(run_dir, monkeypatch):
-    monkeypatch.setattr(requeue, "_scontrol", lambda words: pytest.fail(f"asked for {words}"))
+    monkeypatch.setattr(order, "_scontrol", lambda words: pytest.fail(f"asked for {words}"))
     run_dir.append_event("launched", attempt=4, job_id="7")
     before = run_dir.read_events()
     assert finish_attempt(run_dir, 75, {"SLURM_JOB_ID": "7", "HPCDDP_ATTEMPT": "3"}) == 75
@@ -549,7 +595,7 @@ def test_a_copy_that_slurm_has_replaced_decides_nothing(run_dir, monkeypatch):
 def test_a_copy_of_a_job_that_its_user_has_replaced_by_another_decides_nothing(
     run_dir, monkeypatch
 ):
-    monkeypatch.setattr(requeue, "_scontrol", lambda words: pytest.fail(f"asked for {words}"))
+    monkeypatch.setattr(order, "_scontrol", lambda words: pytest.fail(f"asked for {words}"))
     run_dir.append_event("launched", attempt=0, job_id="7")
     run_dir.append_event("submitted", job_id="8")
     before = run_dir.read_events()
@@ -558,7 +604,7 @@ def test_a_copy_of_a_job_that_its_user_has_replaced_by_another_decides_nothing(
 
 
 def test_a_job_that_began_before_its_number_was_written_down_is_not_replaced(run_dir, monkeypatch):
-    monkeypatch.setattr(requeue, "_scontrol", lambda words: None)
+    monkeypatch.setattr(order, "_scontrol", lambda words: None)
     run_dir.append_event("launched", attempt=0, job_id="7")
     run_dir.append_event("submitted", job_id="7")
     finish_attempt(run_dir, 75, FIRST)
@@ -567,11 +613,11 @@ def test_a_job_that_began_before_its_number_was_written_down_is_not_replaced(run
 
 def test_another_element_of_the_array_does_not_replace_this_one(run_dir, monkeypatch):
     asked = []
-    monkeypatch.setattr(requeue, "_scontrol", lambda words: asked.append(words))
+    monkeypatch.setattr(order, "_scontrol", lambda words: asked.append(words))
     run_dir.append_event("launched", attempt=4, job_id="7_3")
     array = {"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"}
     finish_attempt(run_dir, 75, array | {"HPCDDP_ATTEMPT": "3"})
-    assert asked == [["requeue", "7_2"]]
+    assert asked == [["requeue", "incomplete", "7_2"]]
 
 
 def own_program(*attempts):
@@ -778,7 +824,7 @@ def test_a_node_that_srun_does_not_reach_is_a_lost_one_and_kept_from_the_next_at
     own_run, run_dir, accepted, monkeypatch, why, event, excluded
 ):
     asked = []
-    monkeypatch.setattr(requeue, "_scontrol", lambda words: asked.append(words))
+    monkeypatch.setattr(order, "_scontrol", lambda words: asked.append(words))
     srun_said(own_run, 0, NOT_REACHED.format(why), "srun: error: n1: task 0: Killed")
     finish_attempt(own_run, 233, FIRST)
     told = own_run.read_events()[-1]
@@ -800,7 +846,7 @@ AWAY = "srun: error: Unable to confirm allocation for job 7: Unable to contact s
 def test_a_controller_that_is_away_when_srun_starts_costs_an_attempt(
     own_run, run_dir, monkeypatch, slurm_says, naps, said, launched, event
 ):
-    monkeypatch.setattr(requeue, "_scontrol", lambda words: None)
+    monkeypatch.setattr(order, "_scontrol", lambda words: None)
     back, slurm_says[0] = slurm_says[0], SILENT
     naps.calls = [lambda: slurm_says.insert(0, back)]
     if launched:
@@ -847,7 +893,7 @@ def sent(monkeypatch):
     """Slurm forbids to requeue; what a new job would be sent with, and how sbatch answers."""
     monkeypatch.undo()  # of `send_anew`
     monkeypatch.setattr(stop_reason, "show_job", lambda job_id: JobInfo("7", state="RUNNING"))
-    monkeypatch.setattr(requeue, "_scontrol", lambda words: "disabled")
+    monkeypatch.setattr(order, "_scontrol", lambda words: "disabled")
     calls = SimpleNamespace(options=[], answer="8")
 
     def submit(run_dir, *options):
@@ -901,7 +947,7 @@ def test_a_new_job_that_a_full_disk_does_not_hear_of_is_sent_and_told(
 
 
 def test_a_refused_requeue_is_told_on_a_full_disk(run_dir, monkeypatch, full_disk, capfd):
-    monkeypatch.setattr(requeue, "_scontrol", lambda words: "no such job")
+    monkeypatch.setattr(order, "_scontrol", lambda words: "no such job")
     assert finish_attempt(run_dir, 75, FIRST) == 75
     assert "cannot requeue 7: no new job either" in capfd.readouterr().err
     assert run_dir.handled(0).exists()
@@ -974,7 +1020,7 @@ def test_a_run_that_is_cancelled_while_slurm_is_asked_is_not_sent_anew(run_dir, 
         run_dir.append_event("cancelled", by="ada")
         return "disabled"
 
-    monkeypatch.setattr(requeue, "_scontrol", cancelled_meanwhile)
+    monkeypatch.setattr(order, "_scontrol", cancelled_meanwhile)
     finish_attempt(run_dir, 75, {"SLURM_JOB_ID": "7"})
     assert sent.options == []
 

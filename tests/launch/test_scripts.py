@@ -84,12 +84,12 @@ def test_a_macro_is_changed_for_submit_and_for_the_plain_scripts_alike(monkeypat
     slurm = tmp_path / "slurm"
     (slurm / "plain").mkdir(parents=True)
     for source in (ROOT / "slurm").rglob("*.j2"):
-        text = source.read_text().replace("JobState=RUNNING", "JobState=CHANGED")
+        text = source.read_text().replace("OMP_NUM_THREADS:-", "CHANGED:-")
         (slurm / source.relative_to(ROOT / "slurm")).write_text(text)
-    assert sum("JobState=CHANGED" in path.read_text() for path in slurm.rglob("*.j2")) == 1
+    assert sum("CHANGED:-" in path.read_text() for path in slurm.rglob("*.j2")) == 1
     monkeypatch.setattr(render, "shipped_dir", lambda _: slurm)
-    changed = [name for name in SCRIPTS if "JobState=CHANGED" in plain_script(name)]
-    assert changed == ["preemptible", "array"]
+    changed = [name for name in SCRIPTS if "CHANGED:-" in plain_script(name)]
+    assert changed == list(SCRIPTS)
 
 
 def test_a_script_that_its_user_changed_is_not_overwritten(tmp_path, capsys):

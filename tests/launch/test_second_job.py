@@ -12,7 +12,7 @@ from hpcddp.config.layout import ProcessLayout
 from hpcddp.config.load import Layer, resolve
 from hpcddp.config.write import config_text
 from hpcddp.errors import HpcddpError
-from hpcddp.launch import requeue, stop_reason
+from hpcddp.launch import order, stop_reason
 from hpcddp.launch.failure import fail
 from hpcddp.launch.refusal import refusal_code
 from hpcddp.launch.requeue import finish_attempt
@@ -71,10 +71,10 @@ def test_a_refused_start_does_not_keep_the_living_job_from_its_requeue(
 ):
     assert run_as_job_8("--run-dir", str(living.path), attempt=attempt).returncode == 2
     asked = []
-    monkeypatch.setattr(requeue, "_scontrol", lambda words: asked.append(words))
+    monkeypatch.setattr(order, "_scontrol", lambda words: asked.append(words))
     monkeypatch.setattr(stop_reason, "show_job", lambda job_id: JobInfo("7", state="RUNNING"))
     assert finish_attempt(living, 75, {"SLURM_JOB_ID": "7", "HPCDDP_ATTEMPT": "0"}) == 75
-    assert asked == [["requeue", "7"]]
+    assert asked == [["requeue", "incomplete", "7"]]
     assert kinds(living) == [*STORY, "requeued"]
 
 

@@ -85,6 +85,16 @@ class Hpcddp:
         (folder / "sitecustomize.py").write_text(f"{imports}if {test}:\n{body}\n")
         self.env["PYTHONPATH"] = f"{folder}:{self.env.get('PYTHONPATH', '')}"
 
+    def replace_tool(self, folder, tool, lines):
+        """Let jobs that are sent from now on run these lines of bash for a tool of Slurm's; there
+        PATH has the real one.
+        """
+        path = folder / "tools" / tool
+        path.parent.mkdir()
+        path.write_text(f'#!/bin/bash\nPATH="${{PATH#*:}}"\n{lines}\n')
+        path.chmod(0o755)
+        self.env["PATH"] = f"{path.parent}:{self.env['PATH']}"
+
     def status(self, name):
         done = self("status", name, "--json")
         assert done.returncode == 0, done.stderr

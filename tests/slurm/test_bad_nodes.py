@@ -7,19 +7,12 @@ PROGRAM = """
 echo $(hostname) $SLURM_JOB_ID >> "$0"
 until [ -e "$0.told" ]; do [ ! -e "$0.fail" ] || exit 3; sleep 0.1; done
 """
-REFUSES = """#!/bin/sh
-[ "$1" != requeue ] && PATH="${PATH#*:}" exec scontrol "$@"
-"""
 
 
 @pytest.fixture
 def no_requeue(hpcddp, tmp_path):
     """Let Slurm refuse every requeue, so that a new job has to take over."""
-    scontrol = tmp_path / "tools" / "scontrol"
-    scontrol.parent.mkdir()
-    scontrol.write_text(REFUSES)
-    scontrol.chmod(0o755)
-    hpcddp.env["PATH"] = f"{scontrol.parent}:{hpcddp.env['PATH']}"
+    hpcddp.replace_tool(tmp_path, "scontrol", '[ "$1" != requeue ] && exec scontrol "$@"')
 
 
 @pytest.fixture

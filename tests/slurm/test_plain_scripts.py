@@ -116,6 +116,18 @@ def test_preemptible_leaves_alone_what_is_cancelled_or_has_failed(user, cluster)
         assert (seen["JobState"], seen["Restarts"]) == (state, "0")
 
 
+def test_preemptible_stays_cancelled_just_before_it_orders_its_requeue(user, cluster, tmp_path):
+    late = "trap '' TERM; scancel $SLURM_JOB_ID; touch ordered"
+    line = f'PATH="${{PATH#*:}}"; [ "$1" = requeue ] && {{ {late}; }}; exec scontrol "$@"'
+    user.tool("scontrol", line)
+    job_id = user.send("preemptible", STOPS, *ONE)
+    cluster.wait_for_output(job_id, "starts", 1)
+    cluster.run(["scancel", "--signal=TERM", job_id])  # to the processes only
+    cluster.wait_until(lambda: "" if (tmp_path / "ordered").exists() else "no order", 60)
+    assert cluster.wait(job_id, {"CANCELLED", "PENDING"}) == "CANCELLED"
+    assert cluster.show(job_id)["Restarts"] == "0"
+
+
 FAILS_AT_ONCE = """
     from hpcddp.launch import job
     def fail(*arguments, **options):

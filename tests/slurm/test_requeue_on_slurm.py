@@ -9,8 +9,8 @@ import signal
 import sys
 import time
 
-import psutil
 import pytest
+from ended import has_ended
 from hpcddp_user import ROOT, SMALLEST, losses, processes_of
 from interruptions import kill_slurmd, start_slurmd
 
@@ -56,7 +56,7 @@ def end_controller(cluster):
     """Slurm's controller is gone when this returns; the jobs run on."""
     pid = int((cluster.state_dir / "slurmctld.pid").read_text())
     os.kill(pid, signal.SIGTERM)
-    cluster.wait_until(lambda: "slurmctld lives" if psutil.pid_exists(pid) else "", 60)
+    cluster.wait_until(lambda: "" if has_ended(pid) else "slurmctld lives", 60)
 
 
 def wait_for_starts(cluster, path, count, timeout=90):
@@ -143,12 +143,9 @@ def test_a_run_that_is_preempted_with_its_own_signal_goes_on(
 def test_a_run_that_is_preempted_before_slurm_hears_its_requeue_goes_on(
     hpcddp, cluster, start, finish, tmp_path
 ):
-    tools, asked = tmp_path / "tools", tmp_path / "asked"
-    tools.mkdir()
+    asked = tmp_path / "asked"
     slow = f'[ "$1" = requeue ] && mkdir {asked} && sleep 60'
-    (tools / "scontrol").write_text(f'#!/bin/sh\n{slow}\nPATH="${{PATH#*:}}" exec scontrol "$@"\n')
-    (tools / "scontrol").chmod(0o755)
-    hpcddp.env["PATH"] = f"{tools}:{hpcddp.env['PATH']}"
+    hpcddp.replace_tool(tmp_path, "scontrol", f'{slow}; exec scontrol "$@"')
     job_id = start("resources.partition=preempt-cancel-nograce")
     cluster.run(["scancel", "--signal=TERM", job_id])
     cluster.wait_until(lambda: "" if asked.exists() else "no last act", 60)
@@ -194,15 +191,8 @@ def test_requeueing_is_allowed_where_it_is_forbidden(hpcddp, cluster, start, fin
     assert restarts(cluster, job_id) == 1
 
 
-def test_where_it_stays_forbidden_a_new_job_takes_over(
-    hpcddp, cluster, start, finish, monkeypatch, tmp_path
-):
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    scontrol = tools / "scontrol"
-    scontrol.write_text('#!/bin/sh\n[ "$1" != update ] && PATH="${PATH#*:}" exec scontrol "$@"\n')
-    scontrol.chmod(0o755)
-    hpcddp.env["PATH"] = f"{tools}:{hpcddp.env['PATH']}"
+def test_where_it_stays_forbidden_a_new_job_takes_over(hpcddp, cluster, start, finish, tmp_path):
+    hpcddp.replace_tool(tmp_path, "scontrol", '[ "$1" != update ] && exec scontrol "$@"')
     job_id = start("resources.partition=preempt-grace", *FORBIDDEN)
     cluster.preempt(job_id)
     finished = finish()
@@ -301,12 +291,9 @@ def test_a_controller_that_is_away_at_the_last_act_is_waited_for(
 def test_a_controller_that_is_away_when_the_processes_are_to_start_costs_an_attempt(
     hpcddp, cluster, finish, tmp_path
 ):
-    tools, waits, is_away = tmp_path / "tools", tmp_path / "waits", tmp_path / "is-away"
-    tools.mkdir()
+    waits, is_away = tmp_path / "waits", tmp_path / "is-away"
     wait = f"touch {waits}; until [ -e {is_away} ]; do sleep 0.1; done"
-    (tools / "srun").write_text(f'#!/bin/sh\n{wait}\nPATH="${{PATH#*:}}" exec srun "$@"\n')
-    (tools / "srun").chmod(0o755)
-    hpcddp.env["PATH"] = f"{tools}:{hpcddp.env['PATH']}"
+    hpcddp.replace_tool(tmp_path, "srun", f'{wait}; exec srun "$@"')
     job_id = hpcddp.submit("demo", command=[*STOPS, str(tmp_path / "demo")])
     cluster.wait_until(lambda: "" if waits.exists() else "not started", 60)
     end_controller(cluster)
@@ -491,6 +478,21 @@ def test_a_cancelled_run_never_comes_back(hpcddp, cluster, tmp_path, by_hpcddp):
         hpcddp,
         cluster,
     )
+
+
+def test_a_run_that_is_cancelled_just_before_its_requeue_is_ordered_does_not_come_back(
+    hpcddp, cluster, start, tmp_path
+):
+    """Slurm revives a cancelled job while that is still ending."""
+    late = f"trap '' TERM; scancel $SLURM_JOB_ID; touch {tmp_path / 'ordered'}"
+    lines = f'[ "$1" = requeue ] && {{ {late}; }}; exec scontrol "$@"'
+    hpcddp.replace_tool(tmp_path, "scontrol", lines)
+    job_id = start()
+    cluster.run(["scancel", "--signal=TERM", job_id])  # to the processes only
+    hpcddp.wait_for("demo", "cancelled")
+    assert cluster.wait(job_id, {"CANCELLED", "PENDING", "RUNNING"}) == "CANCELLED"
+    assert (tmp_path / "ordered").exists()
+    assert [attempt["end"] for attempt in hpcddp.status("demo")["attempts"]] == ["cancelled"]
 
 
 @pytest.mark.slow
