@@ -29,6 +29,7 @@ from hpcddp.data.stream import eval_batches, train_batches
 from hpcddp.errors import HpcddpError
 
 ROOT = Path(__file__).parents[2]
+IMPORTS = f"{ROOT}:{ROOT / 'tests'}"  # what programs of the tests below import
 CASES = yaml.safe_load((ROOT / "tests" / "cases" / "samples.yaml").read_text(encoding="utf-8"))
 DATA = DataConfig(name="synthetic", synthetic_samples=50, image_size=8)
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -275,7 +276,7 @@ def test_however_a_process_ends_its_workers_end_too(tmp_path, ending, code):
     )
     ended = subprocess.run(
         [sys.executable, program],
-        env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
+        env=os.environ | {"PYTHONPATH": IMPORTS},
         capture_output=True,
         text=True,
         timeout=120,
@@ -296,7 +297,7 @@ def test_a_process_that_leaves_at_once_leaves_no_files_behind(tmp_path, short_tm
     )
     ended = subprocess.run(
         [sys.executable, program],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
+        env=os.environ | {"PYTHONPATH": IMPORTS, "TMPDIR": str(temporary)},
         capture_output=True,
         text=True,
         timeout=120,
