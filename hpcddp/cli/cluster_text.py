@@ -108,8 +108,9 @@ def _account(profile: ClusterProfile) -> str:
 
 
 def _scratch(profile: ClusterProfile) -> str:
-    days = profile.scratch_purge_days
-    return f"{profile.scratch}{f', emptied after {days} days' if days else ''}"
+    days, why = profile.scratch_purge_days, profile.runs_on_scratch
+    emptied, wanted = f"emptied after {days} days", f"runs belong there: {why}"
+    return ", ".join(filter(None, [profile.scratch, days and emptied, why and wanted]))
 
 
 def _discouraged(profile: ClusterProfile) -> str:

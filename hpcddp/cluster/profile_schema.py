@@ -139,6 +139,7 @@ class Block:
     `torchrun` (one task per node, which `launch_program` starts where srun is not the way).
     `interface`, `hca`, `master_as` and `host_suffix` are rules that each node applies to what it
     has (`hpcddp.cluster.network`).
+    `runs_on_scratch` is the reason why runs belong below `scratch`, where they do.
     `setup` runs in the batch script, `setup_node` once per node, `setup_task` in every process.
     Only of a queue: `node_type`, the key of `nodes` that its nodes are. Only of a variant: `when`
     it holds; without it only for those who ask (`resources.variant=NAME`).
@@ -175,6 +176,7 @@ class Block:
     internet: Literal["", "open", "proxy", "none"] = ""
     scratch: str = ""
     scratch_purge_days: int | None = None
+    runs_on_scratch: str = ""
     local: LocalDisk | None = None
     caches: Mapping[str, EnvSetting] = field(default_factory=dict)
     expected_busbw_gb_per_s: float | None = None

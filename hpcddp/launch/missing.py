@@ -31,7 +31,7 @@ def missing_here(
     command = request.config.command
     return (
         *_shared_runs(request, runs),
-        *_purged_runs(request.profile, runs, environ),
+        *_runs_and_scratch(request.profile, runs, environ),
         *_architecture(request),
         *(_programs(request, environ) if command else missing_to_train(request)),
     )
@@ -49,12 +49,20 @@ def _shared_runs(request: ResolvedRequest, runs: Path) -> Iterator[str]:
         yield from [sentence] if sentence else []
 
 
-def _purged_runs(profile: ClusterProfile, runs: Path, environ: Mapping[str, str]) -> Iterator[str]:
-    """Of runs on a file system that the site empties by itself."""
+def _runs_and_scratch(
+    profile: ClusterProfile, runs: Path, environ: Mapping[str, str]
+) -> Iterator[str]:
+    """Where runs belong on a file system of which the site empties some by itself."""
     scratch = Template(profile.scratch).safe_substitute(environ)
-    if not profile.scratch_purge_days or not os.path.isabs(scratch):
+    if not os.path.isabs(scratch):
         return
-    if Path(os.path.realpath(runs)).is_relative_to(os.path.realpath(scratch)):
+    is_there = Path(os.path.realpath(runs)).is_relative_to(os.path.realpath(scratch))
+    if profile.runs_on_scratch and not is_there:
+        yield (
+            f"{profile.name} wants runs below {scratch} ({profile.runs_on_scratch}), and these are "
+            f"in {runs}: export HPCDDP_RUNS_DIR={scratch}/runs."
+        )
+    if profile.scratch_purge_days and is_there:
         yield (
             f"{profile.name} deletes files on {scratch} after {profile.scratch_purge_days} days, "
             f"and the runs are there: copy what you keep, or export HPCDDP_RUNS_DIR=/OTHER/FOLDER."

@@ -106,6 +106,22 @@ def test_submit_warns_where_the_site_deletes_old_runs(
 
 
 @pytest.mark.parametrize(
+    ("scratch", "is_said"),
+    [("$HERE/scratch", True), ("$HERE/link", False), ("$HERE", False), ("$NOT_SET", False)],
+)
+def test_submit_says_where_a_site_wants_the_runs(workplace, monkeypatch, scratch, is_said):
+    monkeypatch.setenv("HERE", str(workplace))
+    monkeypatch.delenv("NOT_SET", raising=False)
+    (workplace / "link").symlink_to(workplace)
+    lines = f'gpu_request: none\nscratch: "{scratch}"\nruns_on_scratch: home cannot be written to\n'
+    describe_site(workplace, lines)
+    result = hpcddp("submit", "--dry-run", "--cluster", "site")
+    wanted = f"site wants runs below {workplace}/scratch (home cannot be written to), and these are"
+    assert (wanted in result.stderr) is is_said
+    assert (f"export HPCDDP_RUNS_DIR={workplace}/scratch/runs" in result.stderr) is is_said
+
+
+@pytest.mark.parametrize(
     ("machine", "more", "is_said"),
     [
         ("x86_64", "", True),
