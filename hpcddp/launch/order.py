@@ -63,7 +63,7 @@ def settled_reason(now: SlurmSays, events: Sequence[Event], attempt: int) -> Sto
     """
     if any(event["event"] == "cancelled" for event in since_sent(events)):
         return StopReason.CANCELLED
-    return settle_reason(now, _early_reason(events, attempt), time.time())
+    return settle_reason(now, _early_reason(events, attempt))
 
 
 def _early_reason(events: Sequence[Event], attempt: int) -> Event:

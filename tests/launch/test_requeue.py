@@ -1032,7 +1032,7 @@ def scancelled(sent, monkeypatch):
 
     def show(job_id):
         is_over = len(sent.options) >= sent.sent_before
-        return JobInfo("7", state="CANCELLED" if is_over else "RUNNING", end_time=1.0)
+        return JobInfo("7", state="CANCELLED" if is_over else "RUNNING", end_time=time.time())
 
     monkeypatch.setattr(stop_reason, "show_job", show)
     monkeypatch.setattr(takeover, "tell", lambda words, timeout_s: ended.append(words))
