@@ -29,30 +29,56 @@ def kill_wait(cluster):
     assert cluster.run(["scontrol", "reconfigure"]).returncode == 0
 
 
-@pytest.fixture
-def falls_silent(hpcddp, cluster, tmp_path, controller):
-    """Stop the controller before the first question of a last act, and let its scontrol give up
-    early; wait until that has, and return the last act's process id.
+class LastAct:
+    """A last act that cannot reach the controller from a word of its scontrol on. `calls` are those
+    words and the process that gave them.
     """
-    impatient, asked = tmp_path / "slurm.conf", tmp_path / "asked"
-    impatient.write_text(f"{cluster.conf.read_text()}MessageTimeout=2\n")
-    pid = (cluster.state_dir / "slurmctld.pid").read_text().strip()
-    give_up = f"SLURM_CONF={impatient} scontrol $*; echo $PPID > {asked}; exit 1"
-    lines = f'[ -e {asked} ] || {{ kill -STOP {pid}; {give_up}; }}; exec scontrol "$@"'
-    hpcddp.replace_tool(tmp_path, "scontrol", lines)
 
-    def wait():
-        cluster.wait_until(lambda: "" if asked.exists() else "nobody has asked", _LAST_ACT_S)
-        return int(asked.read_text())
+    def __init__(self, hpcddp, folder):
+        self.cluster, self.hpcddp, self.folder = hpcddp.cluster, hpcddp, folder
 
-    return wait
+    def loses_controller(self, word):
+        """Jobs that are sent from now on stop it, and do not wait for it as long as others."""
+        impatient, silent = self.folder / "slurm.conf", self.folder / "silent"
+        impatient.write_text(f"{self.cluster.conf.read_text()}MessageTimeout=2\n")
+        stop = f"kill -STOP $(cat {self.cluster.state_dir / 'slurmctld.pid'})"
+        lines = f"""[ "$1" = {word} ] && mkdir {silent} 2>/dev/null && {stop}
+            [ ! -e {silent} ] || echo "$1 $PPID" >> {self.folder / "calls"}
+            SLURM_CONF={impatient} exec scontrol "$@"
+        """
+        self.hpcddp.replace_tool(self.folder, "scontrol", lines)
+
+    @property
+    def calls(self):
+        path = self.folder / "calls"
+        return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+
+    def wait_for_questions(self, count):
+        """Wait until it asks so often since the controller is silent; its process id."""
+
+        def problem():
+            questions = [word for word, _ in self.calls].count("show")
+            return "" if questions >= count else f"{self.calls}"
+
+        self.cluster.wait_until(problem, _LAST_ACT_S)
+        return int(self.calls[0][1])
+
+
+@pytest.fixture
+def last_act(hpcddp, tmp_path):
+    return LastAct(hpcddp, tmp_path)
+
+
+def start(hpcddp, cluster, path, partition="main"):
+    words = [f"resources.partition={partition}"]
+    job_id = hpcddp.submit("demo", *words, command=[*STOPS, str(path)], nodes=1)
+    wait_for_starts(cluster, path, 1)
+    return job_id
 
 
 def start_and_end(hpcddp, cluster, path, partition):
     """A job that Slurm ends: by its user's order where nobody preempts, else by a preemption."""
-    words = [f"resources.partition={partition}"]
-    job_id = hpcddp.submit("demo", *words, command=[*STOPS, str(path)], nodes=1)
-    wait_for_starts(cluster, path, 1)
+    job_id = start(hpcddp, cluster, path, partition)
     if partition == "main":
         cluster.cancel(job_id)
     else:
@@ -64,10 +90,11 @@ def start_and_end(hpcddp, cluster, path, partition):
     ("partition", "event"), [("preempt-cancel-nograce", "requeued"), ("main", "cancelled")]
 )
 def test_a_controller_that_answers_while_the_script_lives_is_asked_until_it_does(
-    kill_wait, hpcddp, cluster, tmp_path, falls_silent, controller, partition, event
+    kill_wait, hpcddp, cluster, tmp_path, last_act, controller, partition, event
 ):
+    last_act.loses_controller("show")
     job_id = start_and_end(hpcddp, cluster, tmp_path / "demo", partition)
-    falls_silent()
+    last_act.wait_for_questions(2)
     controller(signal.SIGCONT)
     hpcddp.wait_for_event("demo", event)
     hpcddp.wait_for("demo", event)
@@ -78,12 +105,13 @@ def test_a_controller_that_answers_while_the_script_lives_is_asked_until_it_does
     ("partition", "state"), [("preempt-nograce", "requeued"), ("main", "cancelled")]
 )
 def test_a_controller_that_answers_too_late_has_the_last_word(
-    hpcddp, cluster, tmp_path, falls_silent, controller, partition, state
+    hpcddp, cluster, tmp_path, last_act, controller, partition, state
 ):
     """Nothing is recorded against the next start: Slurm makes that by itself, or nobody does."""
+    last_act.loses_controller("show")
     job_id = start_and_end(hpcddp, cluster, tmp_path / "demo", partition)
-    last_act = falls_silent()
-    cluster.wait_until(lambda: "" if has_ended(last_act) else "it lives", _LAST_ACT_S)
+    pid = last_act.wait_for_questions(1)
+    cluster.wait_until(lambda: "" if has_ended(pid) else "it lives", _LAST_ACT_S)
     controller(signal.SIGCONT)
     if state == "cancelled":
         hpcddp.wait_for("demo", state)
@@ -92,3 +120,16 @@ def test_a_controller_that_answers_too_late_has_the_last_word(
     )
     told = {event["event"] for event in hpcddp.events("demo")}
     assert not {"requeued", "cancelled", "failed"} & told
+
+
+def test_an_order_that_a_silent_controller_hears_late_is_no_refusal(
+    hpcddp, cluster, tmp_path, last_act, controller
+):
+    """Slurm carries it out once it can; a job that takes over would be one too many."""
+    last_act.loses_controller("requeue")
+    job_id = start(hpcddp, cluster, tmp_path / "demo")
+    cluster.run(["scancel", "--signal=TERM", job_id])  # to the processes only
+    last_act.wait_for_questions(2)
+    controller(signal.SIGCONT)
+    wait_for_starts(cluster, tmp_path / "demo", 2)
+    assert len(hpcddp.events("demo", "submitted")) == restarts(cluster, job_id) == 1
