@@ -8,6 +8,12 @@ from ended import has_ended
 from test_requeue_on_slurm import STOPS, restarts, wait_for_starts
 
 _LAST_ACT_S = 60
+# The clock that tells the last act how long it has waited; its tools have their real time.
+_HUNDREDFOLD = """
+    import subprocess
+    clock, began = time.monotonic, time.monotonic()
+    time.monotonic = lambda: began + 100 * (clock() - began)
+"""
 
 
 @pytest.fixture
@@ -133,3 +139,22 @@ def test_an_order_that_a_silent_controller_hears_late_is_no_refusal(
     controller(signal.SIGCONT)
     wait_for_starts(cluster, tmp_path / "demo", 2)
     assert len(hpcddp.events("demo", "submitted")) == restarts(cluster, job_id) == 1
+
+
+@pytest.mark.slow
+def test_an_order_that_slurm_has_not_heard_in_15_minutes_is_left_to_the_script(
+    hpcddp, cluster, tmp_path, last_act, controller
+):
+    is_last_act = "'hpcddp.launch.requeue' in sys.orig_argv"
+    hpcddp.begin_pythons_with(tmp_path / "site", _HUNDREDFOLD, is_last_act)
+    last_act.loses_controller("show")
+    job_id = start(hpcddp, cluster, tmp_path / "demo")
+    cluster.run(["scancel", "--signal=TERM", job_id])  # to the processes only
+    failed = hpcddp.wait_for_event("demo", "failed", timeout=90)
+    assert failed["reason"].startswith("Slurm did not answer the order to requeue")
+    assert not hpcddp.run_dir("demo").handled(0).exists()
+    controller(signal.SIGCONT)
+    hpcddp.wait_for("demo", "requeued", "BeginTime")
+    wait_for_starts(cluster, tmp_path / "demo", 2)
+    assert restarts(cluster, job_id) >= 1
+    assert hpcddp.status("demo")["job_id"] == job_id
