@@ -46,7 +46,10 @@ def supervise(run_dir: RunDir) -> int:
     restart_count = 0
     while True:
         environ["HPCDDP_RESTART_COUNT"] = str(restart_count)
-        code = subprocess.run(["bash", str(run_dir.script)], env=environ).returncode
+        with subprocess.Popen(["bash", str(run_dir.script)], env=environ) as script:
+            if told_to_end:  # before this one was there to be ended with the others
+                os.killpg(0, signal.SIGTERM)
+        code = script.returncode
         if code != EXIT_AGAIN or told_to_end:
             return code
         restart_count += 1
@@ -58,7 +61,8 @@ def _end_all_on_sigterm(run_dir: RunDir) -> list[int]:
     """
 
     def end(signum: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if told:  # our own; ignored, it would be so in what we are about to start
+            return
         told.append(signum)
         with suppress(OSError):
             if all(event["event"] != "cancelled" for event in since_sent(run_dir.read_events())):

@@ -30,17 +30,16 @@ def requeue_until_heard(
         why, now = ask_why(run_dir, attempt, environ)
         if why in (StopReason.REQUEUED, StopReason.CANCELLED):
             return why, None
-        if refusal is None and (now.is_silent or why not in _ENDS_JOB):
-            return why, None
-        if refusal is None:
-            refusal = _requeue(target)
+        if refusal is None and not now.is_silent:
+            if why in _ENDS_JOB:
+                refusal = _requeue(target)
             if refusal is None:
                 return why, None
-        elif not is_silence(refusal) or time.monotonic() > deadline:
+        elif time.monotonic() > deadline or (refusal and not is_silence(refusal)):
             return why, refusal
         else:
             time.sleep(PAUSE_S)
-            if not now.is_silent:
+            if refusal and not now.is_silent:
                 refusal = _requeue("incomplete", target)
 
 
@@ -63,7 +62,7 @@ def settled_reason(now: SlurmSays, events: Sequence[Event], attempt: int) -> Sto
     """
     if any(event["event"] == "cancelled" for event in since_sent(events)):
         return StopReason.CANCELLED
-    return settle_reason(now, _early_reason(events, attempt), time.time())
+    return settle_reason(now, _early_reason(events, attempt))
 
 
 def _early_reason(events: Sequence[Event], attempt: int) -> Event:

@@ -106,12 +106,13 @@ class _Outlook:
     @property
     def is_to_wait(self) -> bool:
         """While Slurm's controller is away nobody ends this job, and nobody can start it again.
-        Once it ends the job there is no time to wait.
+        Where Slurm ends the job there is only time to hear why.
         """
         may_go_on = self.decision.event == "requeued" or (
             self.decision.event == "failed" and self.ending.exit_code > 128
         )  # where a signal was the end, why it came decides
-        return self.slurm.is_silent and may_go_on and not self.ending.terminated
+        is_in_time = may_go_on and not self.ending.terminated
+        return self.slurm.is_silent and (is_in_time or self.is_untold)
 
     @property
     def is_untold(self) -> bool:

@@ -6,7 +6,12 @@ import socket
 import subprocess
 from collections.abc import Sequence
 
-_SILENT = re.compile(r"unable to contact|timed out|zero bytes|no answer|connection", re.IGNORECASE)
+# `Unexpected message received for job 7` is what scontrol calls an order that was not answered in
+# time (22.05); a question that was not has `timed out`.
+_SILENT = re.compile(
+    r"unable to contact|timed out|zero bytes|no answer|connection|unexpected message",
+    re.IGNORECASE,
+)
 
 
 def is_silence(refusal: str) -> bool:

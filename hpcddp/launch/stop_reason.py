@@ -14,7 +14,7 @@ from hpcddp.launch.scheduler import JobInfo, leaves_grace, requeues_preempted, s
 from hpcddp.launch.slurm_tool import is_silence
 
 _ENDING = ("COMPLETING", "CANCELLED", "PREEMPTED", "TIMEOUT")
-_CLOCKS_DIFFER_S = 2.0  # between the controller and a node
+_TIMES_DIFFER_S = 2.0  # of two answers of the controller about one moment
 _EARLY_S = 60  # Slurm may send the `--signal` warning up to this much before its time
 
 
@@ -91,26 +91,20 @@ def ask_stop_reason(environ: Mapping[str, str], warn_before_s: int) -> SlurmSays
     )
 
 
-def settle_reason(now: SlurmSays, early: Mapping[str, Any], now_time: float) -> StopReason:
+def settle_reason(now: SlurmSays, early: Mapping[str, Any]) -> StopReason:
     """The reason that counts, of the one now and the one when the signal came (an event).
 
     During the final kill Slurm may say nothing. A preempted job whose grace is over looks as if
-    its user had cancelled it; before that end it was the user.
+    its user had cancelled it; what Slurm has ended before, its user did. When it is asked says
+    nothing: a cancelled job may take KillWait to leave.
     """
     known = next((reason for reason in StopReason if reason.value == early.get("reason")), None)
     if known is None:
         return now.reason
     if now.reason in (StopReason.UNKNOWN, StopReason.SIGNALLED):
         return known
-    grace_end = early.get("end_time") or float("inf")
-    is_over = now_time >= grace_end - _CLOCKS_DIFFER_S
-    if known is StopReason.PREEMPTED and now.reason is StopReason.CANCELLED and is_over:
-        return known
-    if known is now.reason is StopReason.PREEMPTED and _is_before(now.end_time, early):
-        return StopReason.CANCELLED  # so soon that it looks like a preemption without grace
+    ended, promised = now.end_time, early.get("end_time")
+    looks_ended = now.reason in (StopReason.PREEMPTED, StopReason.CANCELLED)
+    if known is StopReason.PREEMPTED and looks_ended and None not in (ended, promised):
+        return StopReason.CANCELLED if ended < promised - _TIMES_DIFFER_S else known
     return now.reason
-
-
-def _is_before(end_time: float | None, early: Mapping[str, Any]) -> bool:
-    promised = early.get("end_time")
-    return None not in (end_time, promised) and end_time < promised - _CLOCKS_DIFFER_S

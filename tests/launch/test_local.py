@@ -153,6 +153,33 @@ def test_a_signal_to_the_supervisor_ends_all_processes_on_a_full_disk_too(tmp_pa
         wait_until(lambda: has_ended(below), 10)
 
 
+_TOLD_AS_A_SCRIPT_STARTS = """
+import os, signal, subprocess, sys
+from pathlib import Path
+from hpcddp.launch.local import supervise
+from hpcddp.run_dir import RunDir
+start = subprocess.Popen.__init__
+def be_told(process, *words, **options):
+    if options["env"]["HPCDDP_RESTART_COUNT"] == sys.argv[2]:
+        os.kill(os.getpid(), signal.SIGTERM)
+    start(process, *words, **options)
+subprocess.Popen.__init__ = be_told
+supervise(RunDir(Path(sys.argv[1])))
+"""
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_signal_to_the_supervisor_ends_the_script_that_it_is_about_to_start(tmp_path, restarts):
+    run_dir = RunDir(tmp_path)
+    run_dir.script.write_text(
+        f"[ $HPCDDP_RESTART_COUNT = {restarts} ] || exit 75; sleep 2; touch {tmp_path}/goes-on"
+    )
+    words = [sys.executable, "-c", _TOLD_AS_A_SCRIPT_STARTS, str(tmp_path), str(restarts)]
+    assert subprocess.run(words, start_new_session=True, timeout=60).returncode == 0
+    assert kinds(run_dir) == ["cancelled"]
+    assert not (tmp_path / "goes-on").exists()
+
+
 def test_a_failure_is_final_and_keeps_its_code(workplace):
     submit("r", "import os, sys; sys.exit(7 * int(os.environ['RANK']))")
     assert hpcddp("wait", "r").returncode == 7

@@ -382,13 +382,25 @@ def test_an_order_that_a_requeue_by_slurm_itself_has_overtaken_is_no_failure(run
     assert run_dir.read_events()[-1]["event"] == "requeued"
 
 
-def test_an_order_that_was_accepted_stands_where_slurm_is_silent_afterwards(run_dir, monkeypatch):
-    says, orders = [RUNS, SILENT], []
+@pytest.mark.parametrize(
+    ("then", "away_s", "orders", "num_naps"),
+    [
+        (PREEMPTED, 900.0, [WHILE_IT_RUNS, IN_ANY_CASE], 2),
+        (COMES_BACK, 900.0, [WHILE_IT_RUNS], 2),
+        (None, -1.0, [WHILE_IT_RUNS], 0),
+    ],
+)
+def test_what_slurm_made_of_an_accepted_order_is_asked_until_it_answers_or_the_order_stands(
+    run_dir, monkeypatch, naps, then, away_s, orders, num_naps
+):
+    says, asked = [RUNS, SILENT, *([SILENT, then] if then else [])], []
     run_dir.append_event("stop_reason", attempt=0, reason="preempted", end_time=1.0)
+    monkeypatch.setattr(requeue, "_CONTROLLER_AWAY_S", away_s)
     monkeypatch.setattr(stop_reason, "show_job", lambda job_id: says.pop(0))
-    monkeypatch.setattr(order, "_scontrol", lambda words: orders.append(words))
+    monkeypatch.setattr(order, "_scontrol", lambda words: asked.append(words))
     assert finish_attempt(run_dir, 75, FIRST) == 75
-    assert (orders, run_dir.read_events()[-1]["event"]) == ([WHILE_IT_RUNS], "requeued")
+    assert (asked, says, naps.count) == (orders, [], num_naps)
+    assert run_dir.read_events()[-1]["event"] == "requeued"
 
 
 @pytest.mark.parametrize("terminated", [True, False])
@@ -396,7 +408,7 @@ def test_nobody_waits_for_slurm_in_the_final_kill_or_where_it_has_no_tools(
     run_dir, monkeypatch, slurm_says, naps, terminated
 ):
     run_dir.append_event("stop_reason", attempt=0, reason="preempted")
-    monkeypatch.setattr(order, "_scontrol", lambda words: None)
+    monkeypatch.setattr(order, "_scontrol", lambda words: slurm_says.insert(0, COMES_BACK))
     slurm_says[0] = SILENT if terminated else JobInfo("7", reason="`scontrol` was not found")
     finish_attempt(run_dir, 75, {"SLURM_JOB_ID": "7"}, terminated=terminated)
     assert (naps.count, run_dir.read_events()[-1]["event"]) == (0, "requeued")
@@ -494,7 +506,7 @@ def test_what_slurm_has_requeued_already_is_left_alone(run_dir, monkeypatch, slu
 def test_what_slurm_said_early_counts_when_it_is_silent_later(run_dir, slurm_says, monkeypatch):
     run_dir.append_event("stop_reason", attempt=0, reason="time limit")
     slurm_says[0] = JobInfo("7", reason="no answer")
-    monkeypatch.setattr(order, "_scontrol", lambda words: None)
+    monkeypatch.setattr(order, "_scontrol", lambda words: slurm_says.insert(0, COMES_BACK))
     assert finish_attempt(run_dir, 143, {"SLURM_JOB_ID": "7"}, terminated=True) == 75
     event = run_dir.read_events()[-1]
     assert (event["event"], event["reason"]) == ("requeued", "time limit")
@@ -509,9 +521,24 @@ def test_an_end_of_which_slurm_says_nothing_is_not_called_a_cancellation(
     if early:
         run_dir.append_event("stop_reason", attempt=0, reason=early)
     before, slurm_says[0] = run_dir.read_events(), SILENT
+    monkeypatch.setattr(requeue, "_CONTROLLER_AWAY_S", -1.0)
     assert finish_attempt(run_dir, 75, FIRST, terminated=True) == 75
     assert run_dir.read_events() == before
     assert run_dir.handled(0).exists()
+
+
+@pytest.mark.parametrize("event", ["requeued", "cancelled"])
+def test_why_slurm_ends_the_script_is_asked_for_as_long_as_that_lives(
+    run_dir, slurm_says, monkeypatch, naps, event
+):
+    asked, says = [], PREEMPTED if event == "requeued" else CANCELLED
+    monkeypatch.setattr(order, "_scontrol", lambda words: asked.append(words))
+    slurm_says[0] = SILENT
+    naps.calls = [lambda: None, lambda: slurm_says.insert(0, says)]
+    finish_attempt(run_dir, 75, FIRST, terminated=True)
+    orders = {"requeued": [WHILE_IT_RUNS, IN_ANY_CASE], "cancelled": []}
+    assert (asked, naps.count) == (orders[event], 2)
+    assert run_dir.read_events()[-1]["event"] == event
 
 
 def test_a_call_that_was_ended_with_its_order_unanswered_is_made_again_if_the_job_was_preempted(
@@ -519,6 +546,7 @@ def test_a_call_that_was_ended_with_its_order_unanswered_is_made_again_if_the_jo
 ):
     asked = []
     monkeypatch.setattr(order, "_scontrol", lambda words: asked.append(words))
+    monkeypatch.setattr(requeue, "_CONTROLLER_AWAY_S", -1.0)
     run_dir.append_event("stop_reason", attempt=0, reason="preempted", end_time=1.0)
     run_dir.append_event("requeued", attempt=0, reason="preempted", exit_code=75)
     slurm_says[0] = SILENT
@@ -1032,7 +1060,7 @@ def scancelled(sent, monkeypatch):
 
     def show(job_id):
         is_over = len(sent.options) >= sent.sent_before
-        return JobInfo("7", state="CANCELLED" if is_over else "RUNNING", end_time=1.0)
+        return JobInfo("7", state="CANCELLED" if is_over else "RUNNING", end_time=time.time())
 
     monkeypatch.setattr(stop_reason, "show_job", show)
     monkeypatch.setattr(takeover, "tell", lambda words, timeout_s: ended.append(words))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpcddp.launch.slurm_tool import tell
+from hpcddp.launch.slurm_tool import is_silence, tell
 
 
 @pytest.mark.parametrize(
@@ -18,3 +18,18 @@ from hpcddp.launch.slurm_tool import tell
 )
 def test_what_went_wrong_is_never_empty(words, problem):
     assert tell(words, timeout_s=1) == problem
+
+
+@pytest.mark.parametrize(
+    ("said", "silent"),
+    [
+        ("Unable to contact slurm controller (connect failure)", True),
+        ("slurm_load_jobs error: Socket timed out on send/recv operation", True),
+        ("Unexpected message received for job 52", True),  # to `scontrol requeue` and `update`
+        ("scontrol gave no answer within 60 s", True),
+        ("Requested operation is presently disabled for job 52", False),
+        ("Job is pending execution for job 52", False),
+    ],
+)
+def test_a_controller_that_has_not_answered_has_not_refused(said, silent):
+    assert is_silence(said) is silent

@@ -83,22 +83,22 @@ PREEMPTED_EARLY = {"reason": "preempted", "end_time": NOW + 20}
 )
 def test_a_cancel_in_the_first_second_of_a_grace_is_no_preemption(ended, settled):
     now = SlurmSays(StopReason.PREEMPTED, ended)
-    assert settle_reason(now, PREEMPTED_EARLY, NOW + 25).value == settled
+    assert settle_reason(now, PREEMPTED_EARLY).value == settled
 
 
 @pytest.mark.parametrize(
-    ("now", "early", "after_s", "settled"),
+    ("now", "early", "ended_s", "settled"),
     [
         (StopReason.TIME_LIMIT, {}, 5, StopReason.TIME_LIMIT),
         (StopReason.UNKNOWN, PREEMPTED_EARLY, 5, StopReason.PREEMPTED),
         (StopReason.SIGNALLED, PREEMPTED_EARLY, 5, StopReason.PREEMPTED),
         (StopReason.REQUEUED, PREEMPTED_EARLY, 25, StopReason.REQUEUED),
-        (StopReason.CANCELLED, PREEMPTED_EARLY, 25, StopReason.PREEMPTED),  # its grace is over
-        (StopReason.CANCELLED, PREEMPTED_EARLY, 5, StopReason.CANCELLED),  # it is not
+        (StopReason.CANCELLED, PREEMPTED_EARLY, 25, StopReason.PREEMPTED),  # its grace was over
+        (StopReason.CANCELLED, PREEMPTED_EARLY, 5, StopReason.CANCELLED),  # it was not
         (StopReason.CANCELLED, {"reason": "preempted"}, 25, StopReason.CANCELLED),
         (StopReason.CANCELLED, {"reason": "time limit"}, 25, StopReason.CANCELLED),
         (StopReason.UNKNOWN, {"reason": "of another version"}, 5, StopReason.UNKNOWN),
     ],
 )
-def test_the_early_reason_counts_where_the_late_one_cannot_know(now, early, after_s, settled):
-    assert settle_reason(SlurmSays(now), early, NOW + after_s) is settled
+def test_the_early_reason_counts_where_the_late_one_cannot_know(now, early, ended_s, settled):
+    assert settle_reason(SlurmSays(now, NOW + ended_s), early) is settled
