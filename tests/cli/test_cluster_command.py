@@ -91,6 +91,19 @@ def test_show_leaves_out_limits_that_were_taken_away(cluster, tmp_path):
     assert "time_max" not in gh + dev
 
 
+def test_show_and_explain_take_blocks_of_which_nothing_is_said(cluster, tmp_path):
+    folder = tmp_path / ".config/hpcddp/clusters"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text(
+        "gpu_request: none\ndefault_queue: a\nnodes: {n: {node: }}\n"
+        "queues: {a: {node_type: n, defaults: }, b: {defaults: {resources: }}}\n"
+    )
+    lines = [line.split() for line in cluster("show", "mine").stdout.splitlines()]
+    assert ["a*", "n"] in lines
+    assert ["b"] in lines
+    assert cluster("explain", "mine", "resources.queue=b").stdout.startswith("mine, queue b")
+
+
 def warnings(answer):
     """All but the one about the age of the profile, which comes with time."""
     return [text for text in answer["warnings"] if "months ago" not in text]
