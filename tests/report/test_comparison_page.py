@@ -210,6 +210,7 @@ def test_weak_scaling_says_what_was_kept_the_same(page, document):
     assert cells(text, "Part of the work")[0][2] == "residual of the speed-ups"
     assert cells(text, "Part of the work")[-1][2] == "-"
     assert "<dd>the micro-batch</dd>" in text
+    assert "Karp-Flatt" not in cells(text, "Speed")[0]  # it is about a fixed size of the problem
     assert "Gustafson&#39;s law" in text
 
 
