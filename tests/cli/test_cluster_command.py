@@ -208,6 +208,12 @@ def test_detect_says_which_and_why_or_what_to_type(cluster, monkeypatch, tmp_pat
     assert match == {"name": "narval", "reason": "CC_CLUSTER=narval"}
 
 
+@pytest.mark.parametrize("name", ["../x", "a/b", ".x", "", "a b", "auto", "mine.local"])
+def test_detect_writes_no_profile_that_nobody_could_name(cluster, name):
+    with pytest.raises(HpcddpError, match="becomes the file clusters/NAME"):
+        cluster("detect", "--write", "--name", name)
+
+
 @pytest.mark.parametrize("words", [("check", "lumi"), ("detect", "--write")])
 def test_without_slurm_there_is_nothing_to_compare_or_to_write(cluster, words, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
