@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import os
 import re
 from pathlib import Path
@@ -60,6 +61,21 @@ class _Sizes(click.ParamType):
         return tuple(1 << power for power in range(begin.bit_length() - 1, end.bit_length()))
 
 
+class _Seconds(click.FloatRange):
+    """A number in the range; `nan`, which is in every range, and `inf` are none."""
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401
+        parameter: click.Parameter | None,
+        context: click.Context | None,
+    ) -> float:
+        seconds = super().convert(value, parameter, context)
+        if not math.isfinite(seconds):
+            self.fail(f"{value!r} is no number of seconds.", parameter, context)
+        return seconds
+
+
 def _bytes(text: str) -> int | None:
     """The number of bytes in `4KiB`, None if it is no power of two."""
     match = re.fullmatch(r"(\d{1,9})([a-z]*)", text.strip().lower())
@@ -75,7 +91,7 @@ def _bytes(text: str) -> int | None:
 @click.option("--backend", type=click.Choice(["auto", "gloo", "nccl"]), default="auto",
               help="auto: by train.device; gloo measures the network from the CPUs also where "
               "there are GPUs")  # fmt: skip
-@click.option("--seconds-per-size", type=click.FloatRange(0.001), default=0.5, show_default=True,
+@click.option("--seconds-per-size", type=_Seconds(0.001), default=0.5, show_default=True,
               help="how long each size is repeated; at least three times")  # fmt: skip
 @click.pass_context
 def allreduce(

@@ -4,6 +4,7 @@ import dataclasses
 import datetime
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from hpcddp.cluster.detect import detect, slurm_cluster_name
 from hpcddp.cluster.drift import compare, compare_node
 from hpcddp.cluster.live import LiveCluster, read_live
 from hpcddp.cluster.profile import choose_profile, load_profile
-from hpcddp.cluster.profile_file import list_profiles, read_merged
+from hpcddp.cluster.profile_file import PERSONAL, list_profiles, read_merged
 from hpcddp.cluster.survey import main_partition, probe_node, survey_text, way_to, write_profile
 from hpcddp.config.files import user_dirs
 from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED
@@ -121,6 +122,7 @@ def detect_(write: bool, name: str | None, no_job: bool, as_json: bool) -> None:
 
 def _write(name: str | None, no_job: bool, known: list[str]) -> int:
     """Ask Slurm, look at a node, write the profile; the exit code."""
+    _check_name(name)
     live = _live()
     name = name or live.name
     if name in list_profiles(os.environ):
@@ -138,6 +140,17 @@ def _write(name: str | None, no_job: bool, known: list[str]) -> int:
     click.echo(text, nl=False)
     click.echo(f"Written to {path}. Next: python -m hpcddp cluster explain {name} --nodes 2")
     return EXIT_DONE
+
+
+def _check_name(name: str | None) -> None:
+    """Refuse what could be no file of the folder `clusters`, or would be taken for another."""
+    is_taken = name == "auto" or str(name).endswith(PERSONAL)
+    if name is None or (re.fullmatch(r"\w[\w.+-]*", name) and not is_taken):
+        return
+    raise HpcddpError(
+        f"--name {name}: it becomes the file clusters/NAME.yaml, so it holds letters, digits and "
+        "_.+- only, is not `auto`, and does not end in `.local`."
+    )
 
 
 def _live() -> LiveCluster:

@@ -7,7 +7,7 @@ from typing import Any
 from hpcddp.cluster.drift import Finding
 from hpcddp.cluster.profile import ClusterProfile
 from hpcddp.cluster.profile_file import Merged
-from hpcddp.cluster.profile_schema import Preemption
+from hpcddp.cluster.profile_schema import Preemption, resources_in
 from hpcddp.launch.explain import Explanation, Row, preemption_text
 
 
@@ -125,7 +125,7 @@ def _limits_text(block: Mapping[str, Any]) -> str:
 
 def _node_rows(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name, block in values.get("nodes", {}).items():
-        yield name, _node_text({**values.get("node", {}), **block.get("node", {})})
+        yield name, _node_text({**values.get("node", {}), **(block.get("node") or {})})
 
 
 def _node_text(node: Mapping[str, Any]) -> str:
@@ -143,9 +143,9 @@ def _node_text(node: Mapping[str, Any]) -> str:
 
 def _queue_rows(values: Mapping[str, Any], profile: ClusterProfile) -> Iterator[tuple[str, ...]]:
     for name, queue in values.get("queues", {}).items():
-        asked = queue.get("defaults", {}).get("resources", {})
+        asked = resources_in(queue)
         route = [
-            f"{key}={asked[key]}" for key in ("partition", "qos", "constraint") if key in asked
+            f"{key}={asked[key]}" for key in ("partition", "qos", "constraint") if asked.get(key)
         ]
         preempt = queue.get("preempt")
         taken = preemption_text(Preemption(**preempt)) if preempt else ""

@@ -45,7 +45,9 @@ def _nothing_to_draw(run_dir: RunDir) -> HpcddpError:
 
 
 def draw_report(run_dir: RunDir, name: str, document: dict[str, Any]) -> Path:
-    """Write the page of one report; its path. Raises HpcddpError without matplotlib."""
+    """Write the page of one report; its path. Raises HpcddpError without matplotlib, and
+    where the page cannot be kept.
+    """
     try:
         from hpcddp.report.pages import write_page
     except ModuleNotFoundError as error:
@@ -56,4 +58,11 @@ def draw_report(run_dir: RunDir, name: str, document: dict[str, Any]) -> Path:
             f"then `python -m hpcddp report {run_dir.name}`.",
             "no_matplotlib",
         ) from None
-    return write_page(name, document, run_dir.reports)
+    try:
+        return write_page(name, document, run_dir.reports)
+    except OSError as error:
+        raise HpcddpError(
+            f"The page cannot be kept in {run_dir.reports}: {error.strerror}. Once it can: "
+            f"`python -m hpcddp report {run_dir.name}`.",
+            "report_not_written",
+        ) from None

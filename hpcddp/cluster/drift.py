@@ -17,6 +17,7 @@ from hpcddp.cluster.network import (
 )
 from hpcddp.cluster.option_values import parse_time_limit
 from hpcddp.cluster.profile import ClusterProfile
+from hpcddp.cluster.profile_schema import resources_in
 from hpcddp.errors import HpcddpError
 
 _FEATURES = re.compile(r"[\w.:+-]+")
@@ -87,7 +88,7 @@ def _laid(values: Mapping[str, Any], queue: Mapping[str, Any]) -> dict[str, Any]
     facts: dict[str, Any] = {}
     for key in ("limits", "node", "preempt"):
         facts[key] = {**(values.get(key) or {}), **(node.get(key) or {}), **(queue.get(key) or {})}
-    blocks = [part.get("defaults", {}).get("resources", {}) for part in (values, node, queue)]
+    blocks = [resources_in(part) for part in (values, node, queue)]
     return {**facts, "asked": {**blocks[0], **blocks[1], **blocks[2]}}
 
 
@@ -119,7 +120,7 @@ def _longest_time(
 ) -> Iterator[Finding]:
     """The limit of the partition and that of the QOS; the stricter counts unless the QOS's wins."""
     told = [limits["time_max"]] if limits.get("time_max") else []
-    told = told or sorted(limits.get("time_by_nodes", {}).values(), key=_minutes)[-1:]
+    told = told or sorted((limits.get("time_by_nodes") or {}).values(), key=_minutes)[-1:]
     if not told:
         return
     theirs = [found.time_max, qos.time_max if qos else None]

@@ -21,7 +21,7 @@ from hpcddp.cluster.profile_file import (
     read_merged,
     real_name,
 )
-from hpcddp.cluster.profile_schema import EnvSetting, ProfileFile, When
+from hpcddp.cluster.profile_schema import EnvSetting, ProfileFile, When, resources_in
 from hpcddp.config.build import build
 from hpcddp.config.files import did_you_mean
 from hpcddp.config.load import Layer
@@ -169,7 +169,7 @@ def _lay(settled: Merged, merged: Merged, kind: str, name: str) -> None:
 
 
 def _default(values: Mapping[str, Any], key: str) -> Any:  # noqa: ANN401
-    return values.get("defaults", {}).get("resources", {}).get(key)
+    return resources_in(values).get(key)
 
 
 def _choose_queue(values: Mapping[str, Any], asked: Resources) -> str:
@@ -177,7 +177,7 @@ def _choose_queue(values: Mapping[str, Any], asked: Resources) -> str:
     queues = values.get("queues", {})
     named = asked.queue or _default(values, "queue")
     if named and not (asked.queue is None and (asked.partition or asked.qos)):
-        if named not in queues:
+        if str(named) not in queues:
             raise _unknown("queue", named, queues)
         return str(named)
     default = values.get("default_queue", "")
@@ -211,15 +211,15 @@ def _variants(
     """Names of the variants that hold, in the order of the file, the one asked for last."""
     variants = values.get("variants", {})
     named = asked.variant or _default(values, "variant")
-    if named and named not in variants:
+    if named and str(named) not in variants:
         raise _unknown("variant", named, variants)
     for name, variant in variants.items():
-        if "when" in variant and name != named:
+        if "when" in variant and name != str(named):
             when = build(When, variant["when"], f"variants.{name}.when")
             if _holds(when, settled, asked, environ):
                 yield name
     if named:
-        yield named
+        yield str(named)
 
 
 def _holds(

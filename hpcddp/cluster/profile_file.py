@@ -112,7 +112,8 @@ def real_name(name: str, environ: Mapping[str, str]) -> str:
 def _is_also_called(path: Path, name: str) -> bool:
     with suppress(OSError, UnicodeDecodeError, ConfigError):  # reading a profile tells its faults
         text = path.read_text(encoding="utf-8")
-        return name in text and name in (load_yaml_mapping(path).get("aliases") or ())
+        aliases = load_yaml_mapping(path).get("aliases") if name in text else None
+        return isinstance(aliases, list) and name in aliases
     return False
 
 

@@ -12,6 +12,13 @@ GpuRequest = Literal["gpus-per-node", "gres", "gpus", "gpus-per-task", "implied"
 Status = Literal["production", "retiring", "retired", "family", "generic", "personal"]
 
 
+def resources_in(block: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`defaults.resources` of a block as its file has it; null, which takes away what is inherited,
+    holds none.
+    """
+    return (block.get("defaults") or {}).get("resources") or {}
+
+
 @dataclass(frozen=True, slots=True)
 class EnvSetting:
     """One environment variable of the processes, and why it is set.

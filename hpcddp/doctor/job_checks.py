@@ -76,8 +76,10 @@ def threads(processes: Processes, measured: Facts) -> Places:
         if total <= cores:
             yield host, ok(said)
         else:
-            each = max(1, cores // len(own))
-            yield host, warn(said, "no more threads than cores", f"export OMP_NUM_THREADS={each}")
+            fix = f"export OMP_NUM_THREADS={cores // len(own)}"
+            if len(own) > cores:  # even one thread each is too many
+                fix = f"processes per node: {cores}; or more cores: resources.cpus_per_process=N"
+            yield host, warn(said, "no more threads than cores", fix)
 
 
 def clocks(processes: Processes, measured: Facts) -> Places:

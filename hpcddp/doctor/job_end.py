@@ -14,6 +14,7 @@ from hpcddp.doctor.findings import (
 
 _NO_FILE = ("No such file or directory", "did not appear within")
 _NO_LOG = "could not connect IO"  # what srun says of a task whose log its node cannot open
+_NO_BATCH_LOG = " (JobLaunchFailure)"  # what `status` says of a batch log its node cannot open
 _LONGEST = 300
 
 
@@ -22,11 +23,20 @@ def examine_end(host: str, runs: str, reason: str, log: str, look: str) -> Findi
     the folder of the runs, and the command that shows more.
     """
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    if verdict := _unshared(runs, lines):
+    if verdict := _never_began(runs, reason) or _unshared(runs, lines):
         return finding(RUNS_SHARED, host, verdict)
     said = reason or (lines[-1] if lines else "no reason known")
     verdict = fail(f"ended without a report: {said[:_LONGEST]}", "a job that runs", look)
     return finding("job", host, verdict)
+
+
+def _never_began(runs: str, reason: str) -> Verdict | None:
+    """What is wrong where the first node could not even open the job's log; else None."""
+    who_and_what, why, _ = reason.partition(_NO_BATCH_LOG)
+    if not why:
+        return None
+    said = f"a node does not see {runs}, or may not write there: {who_and_what[:_LONGEST]}"
+    return fail(said, SHARED_FOLDER, f"{SHARE_RUNS}; if it is shared, look whether it is full")
 
 
 def _unshared(runs: str, lines: Sequence[str]) -> Verdict | None:

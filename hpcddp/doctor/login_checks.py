@@ -93,6 +93,9 @@ def profile(facts: Facts) -> Verdict:
 
 
 def runs_shared(facts: Facts) -> Verdict:
+    if not facts["runs"]["writable"]:
+        said = f"you cannot write to {facts['runs']['path']}"
+        return fail(said, f"{SHARED_FOLDER}, and that is yours", SHARE_RUNS)
     return _shared(facts["mounts"].get("runs"), facts, SHARE_RUNS, "--nodes 2 proves it")
 
 
@@ -107,7 +110,7 @@ def _shared(mount: Facts | None, facts: Facts, fix: str, proof: str) -> Verdict:
         return not_testable(_NOT_NEEDED)
     if mount is None or mount["reach"] == "unknown":
         kind = mount["kind"] if mount else "no such mount"
-        return not_testable(f"kind of file system unknown ({kind}); {proof}")
+        return not_testable(f"kind of file system unknown ({kind}); doctor {proof}")
     where = f"{mount['path']} on {mount['kind']} ({mount['source']})"
     if mount["reach"] == "shared":
         return ok(where)

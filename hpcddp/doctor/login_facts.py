@@ -45,6 +45,7 @@ def read_login_facts(
         "slurm_version": live.version if live else "",
         "slurm_cluster": live.name if live else "",
         "profile": told,
+        "runs": _folder(runs),
         "mounts": {"runs": _mount(runs), "python": _mount(Path(sys.prefix))},
         "space": _space(there),
         "quota": read_quota(mount_of(there), getpass.getuser()),

@@ -44,11 +44,7 @@ def resume_run(
             "python line of your own. Type that line again, with the same --name, to go on."
         )
     if status.state == "finished" and not overrides:
-        length = "train.max_epochs=N" if read_config(run_dir).train.max_steps is None else _STEPS
-        raise HpcddpError(
-            f"Run `{run_dir.name}` is finished. To train further, change its length: "
-            f"{command_line('resume', run_dir.name, length)}"
-        )
+        raise HpcddpError(f"Run `{run_dir.name}` is finished. {_what_next(run_dir)}")
     submission = _prepare_again(run_dir, overrides, environ)
     _refuse_fewer_steps(submission)
     keep_aside(run_dir)
@@ -105,6 +101,16 @@ def wait_warning(run_dir: RunDir) -> str | None:
         f"Warning: run `{run_dir.name}` was sent with --afterok, to wait for job {before}; this "
         f"time it does not wait. Cancel it if it must: {command_line('cancel', run_dir.name)}"
     )
+
+
+def _what_next(run_dir: RunDir) -> str:
+    """What to type where a run has done all it was to do."""
+    config = read_config(run_dir)
+    if config.command:
+        return "It ran a command: to run that again, send it under another --name."
+    length = "train.max_epochs=N" if config.train.max_steps is None else _STEPS
+    line = command_line("resume", run_dir.name, length)
+    return f"To train further, change its length: {line}"
 
 
 def _refuse_living(status: RunStatus) -> None:

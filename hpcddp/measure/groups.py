@@ -6,6 +6,7 @@ Knows no torch: a group is what answers at the other ends of its pipes.
 import contextlib
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from multiprocessing import connection
@@ -101,7 +102,7 @@ class Group:
             try:
                 pipe.send({"steps": steps, "discard": discard, "sync": sync})
             except OSError:
-                raise self._failure(global_rank, "has ended") from None
+                raise self._failure(global_rank, self._ending(global_rank)) from None
         return self._answers(self._timeout_s * (discard + steps))
 
     def _answers(self, timeout_s: float) -> list[Any]:
@@ -123,12 +124,21 @@ class Group:
         try:
             answer = pipe.recv()
         except (EOFError, OSError):
-            raise self._failure(global_rank, "has ended") from None
+            raise self._failure(global_rank, self._ending(global_rank)) from None
         if isinstance(answer, Trouble):
             if answer.code is not None:
                 raise GroupFailed(f"{self.cell.name}: {answer.words}", answer.code)
             raise self._failure(global_rank, f"failed: {answer.words}")
         return answer
+
+    def _ending(self, global_rank: int) -> str:
+        """That this process has ended, and by which signal where one has ended it."""
+        process = self._processes[global_rank]
+        process.join(_END_S)
+        code = process.exitcode or 0
+        if code == -signal.SIGKILL:
+            return "was killed (SIGKILL): Linux does that to who takes more memory than there is"
+        return f"was ended by {signal.Signals(-code).name}" if code < 0 else "has ended"
 
     def _failure(self, global_rank: int, what: str) -> GroupFailed:
         log, lines = self._log(global_rank), []

@@ -19,6 +19,7 @@ from hpcddp.report.values import (
 
 Cell = Callable[[Row], str]
 _SPEED = "Speed"
+_KARP_FLATT = "Karp-Flatt"  # of a fixed size of the problem: under weak scaling there is none
 _LAWS = (
     ("amdahl", "Amdahl's law", "the step times, as a share of one device's"),
     ("gustafson", "Gustafson's law", "the speed-ups"),
@@ -43,10 +44,12 @@ def comparison_tables(document: Row) -> list[Table]:
     who["devices"] = lambda row: str(row["devices"])
     if swept:
         who["setting"] = lambda row: setting_text(row) or "as configured"
+    hidden = () if document.get("strong", True) else (_KARP_FLATT,)
     bases = [f" (against {place_text(row, document)})" for row in rows if row.get("is_base")]
     tables = [
         _table("".join([caption, *bases * (caption == _SPEED)]), rows, who | columns | _COUNTS)
-        for caption, columns in _COLUMNS.items()
+        for caption, every in _COLUMNS.items()
+        for columns in [{name: cell for name, cell in every.items() if name not in hidden}]
     ]
     return [*tables, *_serial_fractions(document)]
 
@@ -149,7 +152,7 @@ _COLUMNS: dict[str, dict[str, Cell]] = {
         "images/s": _value("images_per_s", number_text),
         "speed-up": _with_bounds("speedup", "speedup_interval", number_text),
         "efficiency": _where(_is_scaling, _value("efficiency", percent_text)),
-        "Karp-Flatt": _where(
+        _KARP_FLATT: _where(
             lambda row: _is_scaling(row) and _has_several(row), _value("karp_flatt", percent_text)
         ),
     },

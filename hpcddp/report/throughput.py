@@ -16,10 +16,10 @@ def paint_throughput(figure: Figure, rows: Sequence[Row], document: Row) -> None
     """A line for each mode, and the line that perfect scaling would be."""
     axes = figure.subplots()
     devices = sorted({row["devices"] for row in rows})
-    modes = list(dict.fromkeys(row["mode"] for row in rows))
+    modes = list(dict.fromkeys(row.get("mode") for row in rows))
     for number, mode in enumerate(modes):
         aside = _ASIDE * (devices[-1] - devices[0]) * (number - (len(modes) - 1) / 2)
-        own = sorted((r for r in rows if r["mode"] == mode), key=lambda row: row["devices"])
+        own = sorted((r for r in rows if r.get("mode") == mode), key=lambda row: row["devices"])
         axes.errorbar(
             [row["devices"] + aside for row in own],  # whiskers side by side
             [row["images_per_s"] for row in own],

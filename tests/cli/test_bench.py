@@ -88,6 +88,8 @@ def test_a_lone_process_of_a_job_is_told_how_to_become_two(bench):
         (["--sizes", "1KiB..3KiB"], "no range of powers of two"),
         (["--sizes", "8KiB..4KiB"], "no range of powers of two"),
         (["--sizes", "512..1024"], "from 1KiB upwards"),
+        (["--cluster", "local", "--nodes", "2", "--seconds-per-size", "nan"], "no number of"),
+        (["--cluster", "local", "--nodes", "2", "--seconds-per-size", "inf"], "no number of"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_anything_is_sent(bench, tmp_path, words, said):

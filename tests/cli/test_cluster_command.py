@@ -91,6 +91,19 @@ def test_show_leaves_out_limits_that_were_taken_away(cluster, tmp_path):
     assert "time_max" not in gh + dev
 
 
+def test_show_and_explain_take_blocks_of_which_nothing_is_said(cluster, tmp_path):
+    folder = tmp_path / ".config/hpcddp/clusters"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text(
+        "gpu_request: none\ndefault_queue: a\nnodes: {n: {node: }}\n"
+        "queues: {a: {node_type: n, defaults: }, b: {defaults: {resources: }}}\n"
+    )
+    lines = [line.split() for line in cluster("show", "mine").stdout.splitlines()]
+    assert ["a*", "n"] in lines
+    assert ["b"] in lines
+    assert cluster("explain", "mine", "resources.queue=b").stdout.startswith("mine, queue b")
+
+
 def warnings(answer):
     """All but the one about the age of the profile, which comes with time."""
     return [text for text in answer["warnings"] if "months ago" not in text]
@@ -193,6 +206,12 @@ def test_detect_says_which_and_why_or_what_to_type(cluster, monkeypatch, tmp_pat
     assert cluster("detect").stdout == "narval: CC_CLUSTER=narval\n"
     (match,) = document(cluster("detect", "--json"))["matches"]
     assert match == {"name": "narval", "reason": "CC_CLUSTER=narval"}
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", ".x", "", "a b", "auto", "mine.local"])
+def test_detect_writes_no_profile_that_nobody_could_name(cluster, name):
+    with pytest.raises(HpcddpError, match="becomes the file clusters/NAME"):
+        cluster("detect", "--write", "--name", name)
 
 
 @pytest.mark.parametrize("words", [("check", "lumi"), ("detect", "--write")])

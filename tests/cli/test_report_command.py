@@ -61,3 +61,12 @@ def test_a_run_that_has_measured_nothing_is_said_so(run_dir):
     run_dir.append_event("finished", attempt=1)
     assert "is finished and has left no report" in report(run_dir).stderr
     assert "No run `other`" in report(run_dir, "other").stderr
+
+
+def test_a_page_that_cannot_be_kept_is_said_with_its_place(run_dir):
+    (run_dir.reports / "compare.json").write_text(json.dumps(yaml.safe_load(CASE.read_text())))
+    (run_dir.reports / "compare.html").mkdir()
+    done = report(run_dir)
+    assert done.returncode == 2
+    assert f"The page cannot be kept in {run_dir.reports}: Is a directory" in done.stderr
+    assert "python -m hpcddp report r" in done.stderr

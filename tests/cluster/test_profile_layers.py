@@ -110,6 +110,13 @@ def test_variants_follow_from_nodes_and_gpus_or_are_asked_for(site, asked, on):
     assert site(**asked).variants_on == on
 
 
+@pytest.mark.parametrize("block", ["{defaults: }", "{defaults: {resources: }}"])
+def test_a_queue_of_which_all_is_left_to_the_cluster_is_one_like_any_other(site, block):
+    (site.folder / "odd.yaml").write_text(f"gpu_request: none\nqueues:\n  quiet: {block}\n")
+    assert site("odd", queue="quiet").queue == "quiet"
+    assert site("odd", partition="other").queue == ""
+
+
 def test_a_variant_may_remove_and_the_one_asked_for_comes_last(site):
     assert "A" not in site(nodes=1).env
     assert site(nodes=1, variant="calm").env["A"].value == "calm"
@@ -180,6 +187,9 @@ def test_a_profile_is_found_by_its_other_names_too(site):
     assert site("place").name == "site"
     assert site("base").name == "base"  # a name of its own wins
     assert site("child").files[-2].stem == "site"
+    (site.folder / "even.yaml").write_text("aliases: 5  # no list: nowhere\n")
+    with pytest.raises(ConfigError, match="No cluster profile `nowhere`"):
+        site("nowhere")
     (site.folder / "odd.yaml").write_text("aliases: [place\n")
     assert site("place").name == "site"
     with pytest.raises(ConfigError, match="No cluster profile `of`"):
@@ -242,6 +252,8 @@ def test_without_internet_libraries_are_told_to_work_offline(site):
         ("queues: [a]", "queues needs `key: value` lines, found ['a']"),
         ("queues: {q: {caches: x}}", "queues.q.caches needs `key: value` lines"),
         ("defaults: {resources: x}", "defaults.resources needs `key: value` lines, found 'x'"),
+        ("defaults: {resources: {queue: [a]}}\nqueues: {a: {}}", "resources.queue=['a'] is"),
+        ("defaults: {resources: {variant: [a]}}\nvariants: {a: {}}", "resources.variant=['a'] is"),
         ("nodes: {n: {defaults: {resources: [x]}}}", "nodes.n: defaults.resources needs"),
         ("env: {A: {value: '$(date)', why: w}}", "env.A.value"),
         ("env: {A: {value: '$X\"; date', why: w}}", "env.A.value"),

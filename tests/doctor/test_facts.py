@@ -266,7 +266,9 @@ def test_a_login_node_without_slurm_is_described_and_no_secret_is_told(tmp_path)
     assert not facts["caches"]["HF_HOME"]["writable"]
     assert facts["space"]["bytes"] > 0
     assert facts["profile"]["why"] == "--cluster generic"
-    unknown = read_login_facts(environ, "nosuchcluster", tmp_path, lambda words: "")
+    assert facts["runs"] == {"path": str(tmp_path / "runs"), "writable": True}
+    unknown = read_login_facts(environ, "nosuchcluster", Path("/dev/null/runs"), lambda words: "")
+    assert not unknown["runs"]["writable"]
     assert "nosuchcluster" in unknown["profile"]["error"]
 
 

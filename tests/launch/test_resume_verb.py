@@ -82,6 +82,14 @@ def test_a_finished_run_needs_a_new_length(run_dir):
     assert "job 4711" in hpcddp("resume", "r", "train.max_epochs=20").stdout
 
 
+def test_a_finished_run_that_was_no_training_is_to_be_sent_under_another_name(run_dir):
+    hpcddp("submit", "--cluster", "generic", "--nodes", "2", "--name", "own", "--", "true")
+    RunDir(run_dir.path.with_name("own")).append_event("finished")
+    with pytest.raises(HpcddpError, match=r"is finished\. .*another --name") as caught:
+        hpcddp("resume", "own")
+    assert "train" not in caught.value.message
+
+
 def test_a_run_that_counts_steps_is_told_to_take_more_steps(run_dir):
     text = run_dir.config.read_text().replace("max_steps: null", "max_steps: 7")
     run_dir.config.write_text(text)

@@ -119,11 +119,22 @@ def test_a_process_that_is_killed_ends_the_wait_for_all(tmp_path):
         group.wait_until_ready()
         os.kill(group._processes[1].pid, signal.SIGKILL)
         begin = time.monotonic()
-        said = r"ddp x 2: process [01] of 2 (has ended|failed)"
+        said = r"ddp x 2: process [01] of 2 (was killed|failed)"
         with pytest.raises(GroupFailed, match=said) as caught:
             group.take(1, discard=1)
         assert caught.value.code == "group_failed"
         assert time.monotonic() - begin < 60  # not the time-out of a collective
+
+
+@pytest.mark.parametrize(
+    ("number", "said"), [(signal.SIGKILL, "takes more memory"), (signal.SIGTERM, "by SIGTERM")]
+)
+def test_the_signal_that_ended_a_process_is_named(tmp_path, number, said):
+    with start(Cell("single", 1), tmp_path / "group") as group:
+        group.wait_until_ready()
+        os.kill(group._processes[0].pid, number)
+        with pytest.raises(GroupFailed, match=said):
+            group.take(1, discard=0)
 
 
 def test_a_process_that_does_not_answer_is_given_up(tmp_path):

@@ -93,7 +93,7 @@ def test_a_comparison_outlives_one_of_its_cells(monkeypatch):
         f"all rounds: this was kept after {n} of 3" for n in (1, 2)
     ]
     [said] = [line for line in document["not_measured"] if line.startswith("ddp x 2: process")]
-    assert "has ended" in said
+    assert "was killed (SIGKILL)" in said
     assert "\n" not in said
     assert groups["ddp x 2"].cpus == [[last], [first]]
     assert any("may have been bound to the far side" in line for line in document["not_measured"])

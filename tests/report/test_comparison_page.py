@@ -210,6 +210,7 @@ def test_weak_scaling_says_what_was_kept_the_same(page, document):
     assert cells(text, "Part of the work")[0][2] == "residual of the speed-ups"
     assert cells(text, "Part of the work")[-1][2] == "-"
     assert "<dd>the micro-batch</dd>" in text
+    assert "Karp-Flatt" not in cells(text, "Speed")[0]  # it is about a fixed size of the problem
     assert "Gustafson&#39;s law" in text
 
 
@@ -233,7 +234,7 @@ def test_a_document_without_numbers_is_refused(tmp_path, document, change, said)
 
 
 def test_the_barest_row_makes_a_page(tmp_path):
-    bare = {"mode": "ddp", "devices": 2, "step_s_median": 0.5, "images_per_s": 4.0}
+    bare = {"devices": 2, "step_s_median": 0.5, "images_per_s": 4.0}
     text = write_page("compare", {"rows": [bare]}, tmp_path).read_text()
     assert "n = unknown steps each; discarded as warm-up: unknown" in figure(text, "Throughput")
     assert cells(text, "Speed")[1][2:4] == ["500 ms", "not measured here"]
