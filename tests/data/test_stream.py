@@ -196,7 +196,7 @@ def loader_workers():
     return {child.pid for child in loader_processes() if child.name() == "pt_data_worker"}
 
 
-def wait_for(condition, limit_s=30):
+def wait_for(condition, limit_s=100):
     deadline = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline
@@ -215,14 +215,19 @@ def test_workers_do_not_hear_stop_signals_from_their_first_moment_on():
                     shots.add(child.pid)
             time.sleep(0.002)
 
+    def until_all_are_hit(batches):
+        yield next(batches)
+        wait_for(lambda: len(shots) >= 4)
+        yield from batches
+
     shooter = threading.Thread(target=shoot)
     shooter.start()
     try:
-        assert digest(stream(augment="crop_flip", workers=2), 60) == expected
+        batches = until_all_are_hit(stream(augment="crop_flip", workers=2))
+        assert digest(batches, 60) == expected
     finally:
         done.set()
         shooter.join()
-    assert len(shots) >= 4
 
 
 class Broken(Indices):
