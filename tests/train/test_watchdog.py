@@ -63,9 +63,7 @@ class Looks:
     ("looks_per_beat", "barks"),
     [(1, []), (19, []), (22, [4.0])],  # a look each 0.2 s, which is a twentieth of the time-out
 )
-def test_only_a_process_that_does_not_go_on_is_ended(
-    tmp_path, monkeypatch, looks_per_beat, barks
-):
+def test_only_a_process_that_does_not_go_on_is_ended(tmp_path, monkeypatch, looks_per_beat, barks):
     watchdog, barked = Watchdog(ProcessLayout(), RunDir(tmp_path), 4.0), []
     monkeypatch.setattr(watchdog, "_bark", lambda silent_s: barked.append(round(silent_s, 1)))
     watchdog.is_stepping = True
