@@ -131,7 +131,7 @@ def test_who_waits_in_vain_says_where_and_why():
 
 
 def join_late(layout, function, timeout_s):
-    """In a child: rank 1 comes in time, but not to `function` of torch; why rank 0 does not go on."""
+    """In a child: rank 1 comes, but not to `function` of torch; why rank 0 does not go on."""
     from hpcddp.train import process_group
 
     if not layout.is_main:

@@ -24,7 +24,7 @@ from hpcddp.run_dir import RunDir, read_json_lines
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["hpcddp.train.loop"])
 DEADLINE_S = 300
-# Linux gives none of these to a client and hpcddp none to a job; each test process draws its own.
+# By default Linux gives none of these to a client, and hpcddp none to a job.
 _PORTS = iter(random.SystemRandom().sample(range(10_000, 20_000), 10_000))
 
 BASE = {
