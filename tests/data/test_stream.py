@@ -11,7 +11,7 @@ import textwrap
 import threading
 import time
 from contextlib import suppress
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 import numpy as np
@@ -60,8 +60,12 @@ def digest(batches, count):
 
 @pytest.fixture(autouse=True, scope="module")
 def own_fork_server():
-    """There is one per process, and the first to start it decides what its children hear."""
+    """There is one per process, and the first to start it decides what its children hear, and so
+    does the one that starts the tracker of their semaphores.
+    """
+    gc.collect()
     forkserver._forkserver._stop()
+    resource_tracker._resource_tracker._stop()
     yield
     forkserver._forkserver._stop()
 
