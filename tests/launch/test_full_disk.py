@@ -59,7 +59,7 @@ def test_a_start_on_a_full_disk_wants_to_run_again_and_the_last_act_says_why(
     run_dir = make_run(small_disk)
     fill(small_disk)
     words = [sys.executable, "-m", "hpcddp", "run", "--run-dir", run_dir.path]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 75, done.stderr
     assert "No space left on device" in done.stderr
     assert not list(run_dir.path.glob(".*"))
@@ -80,7 +80,7 @@ def test_a_log_that_takes_no_word_more_changes_no_exit_code(small_disk, workplac
         events.write(" " * (-events.tell() % 4096))  # no room for one more line
     fill(small_disk)
     with (small_disk / "log").open("w") as log:
-        python = partial(subprocess.run, stdout=log, stderr=log, timeout=120, check=False)
+        python = partial(subprocess.run, stdout=log, stderr=log, timeout=240, check=False)
         start = python([sys.executable, "-m", "hpcddp", "run", "--run-dir", run_dir.path])
         last_act = ["hpcddp.launch.requeue", "--run-dir", run_dir.path, "--exit-code=75"]
         ended = python([sys.executable, "-m", *last_act])

@@ -32,7 +32,7 @@ _become(tuple(sys.argv[2:]), stop_flag)
 
 def become(told, *command):
     words = [sys.executable, "-c", BECOME, told, *command]
-    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from hpcddp.launch.supervisor import read_supervisor, supervisor_alive
 from hpcddp.run_dir import RunDir
 
 
-def hpcddp(*words, timeout=120):
+def hpcddp(*words, timeout=240):
     return subprocess.run(
         [sys.executable, "-m", "hpcddp", *words], capture_output=True, text=True, timeout=timeout
     )
@@ -29,7 +29,7 @@ def submit(name, code, *words, nodes=2):
     return done
 
 
-def wait_until(true, timeout_s=60):
+def wait_until(true, timeout_s=120):
     deadline = time.monotonic() + timeout_s
     while not true():
         assert time.monotonic() < deadline
@@ -144,13 +144,13 @@ supervise(RunDir(Path(sys.argv[1])))
 
 def test_a_signal_to_the_supervisor_ends_all_processes_on_a_full_disk_too(tmp_path):
     run_dir = RunDir(tmp_path)
-    run_dir.script.write_text(f"sleep 60 & echo $! > {tmp_path}/pid; wait")
+    run_dir.script.write_text(f"sleep 600 & echo $! > {tmp_path}/pid; wait")
     words = [sys.executable, "-c", _SUPERVISE_ON_A_FULL_DISK, str(tmp_path)]
     with subprocess.Popen(words, start_new_session=True) as supervisor:
         wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip())
         below = int((tmp_path / "pid").read_text())
         supervisor.terminate()
-        wait_until(lambda: has_ended(below), 10)
+        wait_until(lambda: has_ended(below))
 
 
 _TOLD_AS_A_SCRIPT_STARTS = """
@@ -199,12 +199,15 @@ def test_a_failure_within_the_budget_is_tried_again(workplace):
 
 
 def test_the_job_outlives_the_terminal_it_was_sent_from(workplace):
-    command = f"{sys.executable} -m hpcddp submit --cluster local --name r -- sleep 3"
-    shell = subprocess.Popen(["bash", "-c", f"{command}; sleep 60"], start_new_session=True)
+    told = workplace / "told"
+    program = f"bash -c 'until [ -e {told} ]; do sleep 0.1; done'"
+    command = f"{sys.executable} -m hpcddp submit --cluster local --name r -- {program}"
+    shell = subprocess.Popen(["bash", "-c", f"{command}; sleep 600"], start_new_session=True)
     run_dir = RunDir(workplace / "runs" / "r")
     wait_until(lambda: supervisor_alive(run_dir))
     os.killpg(shell.pid, signal.SIGHUP)
     shell.wait()
+    told.touch()
     assert hpcddp("wait", "r").returncode == 0
 
 

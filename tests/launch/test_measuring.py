@@ -32,7 +32,7 @@ measure_here(work, run_dir, {"HPCDDP_LAUNCHER": "single"} | os.environ)
 
 def measure(*words, **environ):
     command = [sys.executable, "-c", MEASURE, *words]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_every_verb_that_sends_says_what_looks_odd_about_its_job(fake_sbatch, mo
     (fake_sbatch / "refuse").touch()  # so that nobody waits for it
     monkeypatch.setenv("NCCL_IB_DISABLE", "1")
     command = [sys.executable, "-m", "hpcddp", *verb.split(), "--cluster", "generic-cpu"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert done.stderr.count("All nodes must see the runs") == 1
     assert done.stderr.count("NCCL_IB_DISABLE") == 1

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from click.testing import CliRunner
+from patience import WAITS_FOR_A_STOP
 
 from hpcddp.cli import rehearse as rehearse_module
 from hpcddp.config.load import Layer, resolve
@@ -25,7 +27,7 @@ TINY = ["train.model=resnet18", "train.global_batch=8", "data.name=synthetic", "
 
 def rehearse(*words):
     command = [sys.executable, "-m", "hpcddp", "rehearse", "--cluster", "local", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, capture_output=True, text=True, timeout=500)
 
 
 @pytest.fixture
@@ -42,7 +44,12 @@ def test_only_names_that_nobody_chose_give_way(workplace, monkeypatch, words, ma
     assert [submission.renamed is not None for submission in seen] == [may_rename] * 2
 
 
-def test_a_job_that_survives_is_said_to_survive_with_every_number(quick):
+def test_a_job_that_survives_is_said_to_survive_with_every_number(quick, monkeypatch):
+    """It is not over before it can be interrupted, however late that is."""
+    lines = WAITS_FOR_A_STOP.format(name="q-interrupted", rank=0, step=5)
+    test = "import os\nif 'HPCDDP_GLOBAL_RANK' in os.environ:\n"
+    (quick / "sitecustomize.py").write_text(test + textwrap.indent(lines, "    "))
+    monkeypatch.setenv("PYTHONPATH", f"{quick}:{os.environ.get('PYTHONPATH', '')}")
     done = rehearse("--nodes", "2", "--name", "q", "--steps", "9", "--json", *TINY)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -57,6 +64,7 @@ def test_a_job_that_survives_is_said_to_survive_with_every_number(quick):
     assert json.loads((interrupted.reports / "rehearsal.json").read_text()) == found
     kinds = [event["event"] for event in interrupted.read_events()]
     assert kinds.count("requeued") == kinds.count("resumed") == 1
+    assert interrupted.read_events()[kinds.index("stopped")]["step"] in (3, 4, 5, 6)
 
 
 def test_a_job_that_fails_by_itself_is_not_interrupted(quick):
@@ -107,7 +115,7 @@ def test_a_signal_that_cannot_be_sent_is_said(quick, monkeypatch):
 
 
 def wait_until(is_true):
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 100
     while not is_true():
         assert time.monotonic() < deadline
         time.sleep(0.02)

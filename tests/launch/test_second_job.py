@@ -47,7 +47,7 @@ def run_as_job_8(*words, attempt="1"):
         env={**os.environ, **STEP, **numbered},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
     )
 
 

@@ -230,15 +230,17 @@ def test_a_job_that_slurm_took_without_an_answer_tells_its_id_itself(fake_sbatch
 
 def test_ctrl_c_while_slurm_takes_the_job_does_not_lose_its_id(fake_sbatch):
     program = fake_sbatch / "bin" / "sbatch"
-    program.write_text("#!/bin/sh\necho > asked\nsleep 1\necho 4711\n")
+    wait = "until [ -e typed ]; do sleep 0.1; done"
+    program.write_text(f"#!/bin/sh\necho > asked\n{wait}\necho 4711\n")
     words = [sys.executable, "-m", "hpcddp", "submit", "--cluster", "generic", "--name", "r"]
     process = subprocess.Popen(words, start_new_session=True, stdout=subprocess.PIPE)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not (fake_sbatch / "asked").exists():
         assert time.monotonic() < deadline
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: all of its programs get it
-    assert process.wait(timeout=60) == 130
+    (fake_sbatch / "typed").touch()
+    assert process.wait(timeout=120) == 130
     event = RunDir(fake_sbatch / "runs" / "r").read_events()[-1]
     assert (event["event"], event["job_id"]) == ("submitted", "4711")
 

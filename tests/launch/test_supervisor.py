@@ -30,7 +30,7 @@ from hpcddp.launch.supervisor import record_supervisor
 from hpcddp.run_dir import RunDir
 if sys.argv[2] == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-children = [subprocess.Popen(["sleep", "60"], start_new_session=left) for left in (False, True)]
+children = [subprocess.Popen(["sleep", "600"], start_new_session=left) for left in (False, True)]
 record_supervisor(RunDir(Path(sys.argv[1])))
 print(*(child.pid for child in children), flush=True)
 children[0].wait()
@@ -73,7 +73,9 @@ def start(run_dir):
     for process in started:
         if isinstance(process, subprocess.Popen) or process.is_running():
             process.kill()
-        process.wait()
+        if isinstance(process, subprocess.Popen):
+            process.wait()
+        assert wait_until(lambda pid=process.pid: has_ended(pid))
 
 
 def test_the_record_says_who_where_and_since_when(run_dir):
@@ -108,7 +110,7 @@ def test_another_host_cannot_be_asked_nor_stopped(run_dir):
 
 
 def wait_until(condition):
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 100
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
     return condition()

@@ -118,7 +118,7 @@ def start(tmp_path, shell):
     (tmp_path / "config.yaml").write_text(config_text(resolved))
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "HPCDDP_"))}
     environ = {
-        **JOB,
+        "SLURM_JOB_ID": str(os.getpid()),  # so that nobody else has its port
         "SLURM_JOB_NODELIST": "localhost",
         "SLURM_NODEID": "0",
         "HPCDDP_DEVICE": "cpu",
@@ -131,7 +131,7 @@ def start(tmp_path, shell):
 
 def test_every_process_has_its_ranks_and_its_own_log(tmp_path):
     shell = 'echo "$RANK of $WORLD_SIZE, local $LOCAL_RANK"'
-    assert start(tmp_path, shell).wait(60) == 0
+    assert start(tmp_path, shell).wait(120) == 0
     for rank in (0, 1):
         said = (tmp_path / f"rank-000{rank}.log").read_text()
         assert f"{rank} of 2, local {rank}" in said
@@ -140,7 +140,7 @@ def test_every_process_has_its_ranks_and_its_own_log(tmp_path):
 def stop(tmp_path, name, then):
     """The exit code where both processes run `then` when told to stop."""
     loop = f'touch "{tmp_path}/ready-$RANK"; while :; do sleep 0.1; done'
-    process, deadline = start(tmp_path, f'trap "{then}" {name}; {loop}'), time.monotonic() + 60
+    process, deadline = start(tmp_path, f'trap "{then}" {name}; {loop}'), time.monotonic() + 120
     try:
         while not all((tmp_path / f"ready-{rank}").exists() for rank in (0, 1)):
             assert process.poll() is None

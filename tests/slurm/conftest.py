@@ -38,7 +38,7 @@ class Cluster:
 
     def run(self, command: list, **options) -> subprocess.CompletedProcess:
         """Run a command as a user of this cluster would; options are those of subprocess.run."""
-        defaults = {"env": self.env, "capture_output": True, "text": True, "timeout": 120}
+        defaults = {"env": self.env, "capture_output": True, "text": True, "timeout": 240}
         return subprocess.run(list(map(str, command)), **defaults | {"check": False} | options)
 
     def srun(self, *arguments: str) -> list[str]:
@@ -66,7 +66,7 @@ class Cluster:
         assert done.returncode == 0, done.stderr
         return [dict(FIELD.findall(record)) for record in done.stdout.strip().split("\n\n")]
 
-    def wait(self, job_id: str, states: str | Iterable[str], timeout: float = 60) -> str:
+    def wait(self, job_id: str, states: str | Iterable[str], timeout: float = 120) -> str:
         """Wait until a job, with an array all its elements, is in one of `states`; return which."""
         wanted = {states} if isinstance(states, str) else set(states)
 
@@ -77,7 +77,16 @@ class Cluster:
         self.wait_until(problem, timeout)
         return self.show(job_id)["JobState"]
 
-    def wait_for_output(self, job_id: str, text: str, count: int, timeout: float = 60) -> None:
+    def wait_for_restart(self, job_id: str, timeout: float = 120) -> None:
+        """Wait until Slurm has requeued a job, which may run again, and be over, by then."""
+
+        def problem() -> str:
+            record = self.show(job_id)
+            return "" if int(record["Restarts"]) else f"not requeued: {record['JobState']}"
+
+        self.wait_until(problem, timeout)
+
+    def wait_for_output(self, job_id: str, text: str, count: int, timeout: float = 120) -> None:
         """Wait until a job has written `text` so many times."""
 
         def problem() -> str:
@@ -126,7 +135,7 @@ class Cluster:
         self.run(["scancel", "--full", "--signal=KILL", *jobs])
         self.run(["scancel", *jobs])
 
-    def wait_idle(self, timeout: float = 60) -> None:
+    def wait_idle(self, timeout: float = 120) -> None:
         """Wait until nothing is queued and every node is free."""
 
         def problem() -> str:

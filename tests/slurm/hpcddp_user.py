@@ -108,7 +108,7 @@ class Hpcddp:
         events = [json.loads(line) for line in lines]
         return [event for event in events if kind in (None, event["event"])]
 
-    def wait_for(self, name, state, part="", timeout=60):
+    def wait_for(self, name, state, part="", timeout=120):
         """Wait until the run is in that state, with `part` in its reason; the status then."""
         seen = {}
 
@@ -121,7 +121,7 @@ class Hpcddp:
         self.cluster.wait_until(problem, timeout)
         return seen
 
-    def wait_for_event(self, name, kind, count=1, timeout=60):
+    def wait_for_event(self, name, kind, count=1, timeout=120):
         """Wait until the run has recorded so many events of that kind; the newest of them."""
 
         def problem():

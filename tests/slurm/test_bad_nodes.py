@@ -42,18 +42,18 @@ def test_after_a_failure_a_run_keeps_off_the_nodes_of_its_user_and_off_a_bad_one
 
     words = [f"resources.sbatch.exclude={chosen}", "requeue.max_failures=1"]
     job_id = hpcddp.submit("r", *words, command=["bash", "-c", PROGRAM, str(path)])
-    cluster.wait_until(lambda: used(2), 60)
+    cluster.wait_until(lambda: used(2), 120)
     assert mark(bad, "fail").returncode == 0
     fail = path.with_suffix(".fail")
     fail.touch()
     hpcddp.wait_for_event("r", "requeued")
     fail.unlink()
     if again == "requeued":
-        cluster.wait(job_id, "PENDING")
+        cluster.wait_for_restart(job_id)
     else:
         hpcddp.wait_for_event("r", "submitted", 2)
     assert mark(bad, "resume").returncode == 0
-    cluster.wait_until(lambda: used(4), 60)
+    cluster.wait_until(lambda: used(4), 120)
     path.with_suffix(".told").touch()
     finished = hpcddp.wait_for("r", "finished")
     assert (finished["job_id"] == job_id) is (again == "requeued")

@@ -3,8 +3,9 @@
 import time
 from collections import Counter
 
+import psutil
 import pytest
-from hpcddp_user import SMALLEST, Hpcddp, losses
+from hpcddp_user import SMALLEST, Hpcddp, losses, processes_of
 
 from hpcddp.run_dir import read_json_lines
 
@@ -46,10 +47,10 @@ def test_a_collective_that_never_returns_ends_the_attempt_and_the_run_goes_on(
     hpcddp.submit("r", *ENDLESS)
     hpcddp.wait_for_step("r", 8)
     heal = cut(cluster, on_node, "gpu-02", "gpu-01")
-    hang = hpcddp.wait_for_event("r", "hang", timeout=60)
+    hang = hpcddp.wait_for_event("r", "hang", timeout=120)
     heal()
     assert hang["silent_s"] >= HANG_S
-    requeued = hpcddp.wait_for_event("r", "requeued", timeout=60)
+    requeued = hpcddp.wait_for_event("r", "requeued", timeout=120)
     assert requeued["failure"] == 1
     hpcddp.wait_for_event("r", "first_step", 2, timeout=120)
     logs = [hpcddp.run_dir("r").rank_log(0, rank).read_text() for rank in range(2)]
@@ -60,7 +61,7 @@ def test_a_job_that_slurm_suspends_for_longer_has_not_hung(hpcddp, cluster):
     job_id = hpcddp.submit("r", *ENDLESS)
     hpcddp.wait_for_step("r", 3)
     assert cluster.run(["scontrol", "suspend", job_id]).returncode == 0
-    time.sleep(1)  # until each process has stopped
+    cluster.wait_until(lambda: still_running(cluster, job_id), 120)
     before = max(losses(hpcddp.run_dir("r")))
     time.sleep(2 * HANG_S)
     assert max(losses(hpcddp.run_dir("r"))) == before
@@ -68,6 +69,13 @@ def test_a_job_that_slurm_suspends_for_longer_has_not_hung(hpcddp, cluster):
     hpcddp.wait_for_step("r", before + 3)
     assert not hpcddp.events("r", "hang")
     assert hpcddp.status("r")["attempt"] == 0
+
+
+def still_running(cluster, job_id):
+    """The job's ranks that are not stopped; empty once all are."""
+    states = {rank: psutil.Process(pid).status() for rank, pid in processes_of(cluster, job_id)}
+    running = {rank for rank, state in states.items() if state != psutil.STATUS_STOPPED}
+    return f"not stopped: {running}" if running else ""
 
 
 @pytest.fixture

@@ -48,6 +48,7 @@ def test_a_copy_on_a_frozen_node_commits_nothing_after_it_has_thawed(hpcddp, clu
         hpcddp.wait_for_event("r", "first_step", 2, timeout=300)
         assert cluster.show(job_id)["BatchHost"] != node
         told = len(hpcddp.events("r"))
+        resumed = hpcddp.events("r", "resumed")[-1]["step"]
     finally:
         send_all(frozen, signal.SIGCONT)
     cluster.wait_until(lambda: f"{old} is alive" if old.exists() else "", 120)
@@ -55,7 +56,10 @@ def test_a_copy_on_a_frozen_node_commits_nothing_after_it_has_thawed(hpcddp, clu
     hpcddp.wait_for_event("r", "checkpoint", saved + 2, timeout=200)
     late = hpcddp.events("r")[told:]
     # The srun that has thawed may abort the step of its number, which now is the second start's.
-    assert {e["attempt"] for e in late if e["event"] in ("checkpoint", "stopped")} <= {1, 2}
+    assert {e["attempt"] for e in late if e["event"] == "stopped"} <= {1, 2}
+    # The copy may have been frozen before it could tell of the save that the others went on from.
+    saved = [e for e in late if e["event"] == "checkpoint" and e["attempt"] == 0]
+    assert [e["step"] for e in saved] in ([], [resumed])
     status = hpcddp.status("r")
     assert (status["state"], status["attempt"] in (1, 2)) == ("running", True)
     steps = losses(hpcddp.run_dir("r"))

@@ -41,7 +41,7 @@ def test_a_run_out_of_memory_counts_as_a_failure_that_may_be_tried_again(limited
     user = Hpcddp(limited, tmp_path / "runs")
     words = ("resources.mem=200M", "requeue.max_failures=1")
     job_id = user.submit("again", *words, command=GREEDY)
-    limited.wait(job_id, "FAILED", timeout=90)
+    limited.wait(job_id, "FAILED", timeout=120)
     ends = [attempt["end"] for attempt in user.status("again")["attempts"]]
     assert ends == ["out of memory", "out of memory"]
     assert limited.show(job_id)["Restarts"] == "1"

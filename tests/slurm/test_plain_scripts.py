@@ -89,7 +89,7 @@ def test_preemptible_stops_comes_back_and_finishes(user, cluster, hpcddp):
     job_id = user.send("preemptible", words, *ONE, "--partition=preempt-grace")
     cluster.wait_for_output(job_id, "step 2/400", 1, timeout=120)
     cluster.preempt(job_id)
-    cluster.wait_until(lambda: "" if cluster.show(job_id)["Restarts"] == "1" else "no restart", 60)
+    cluster.wait_until(lambda: "" if cluster.show(job_id)["Restarts"] == "1" else "no restart", 120)
     user.complete(job_id)
     [stopped], [resumed] = (hpcddp.events("preemptible", kind) for kind in ("stopped", "resumed"))
     assert 2 <= stopped["step"] == resumed["step"] < 400
@@ -123,7 +123,7 @@ def test_preemptible_stays_cancelled_just_before_it_orders_its_requeue(user, clu
     job_id = user.send("preemptible", STOPS, *ONE)
     cluster.wait_for_output(job_id, "starts", 1)
     cluster.run(["scancel", "--signal=TERM", job_id])  # to the processes only
-    cluster.wait_until(lambda: "" if (tmp_path / "ordered").exists() else "no order", 60)
+    cluster.wait_until(lambda: "" if (tmp_path / "ordered").exists() else "no order", 120)
     assert cluster.wait(job_id, {"CANCELLED", "PENDING"}) == "CANCELLED"
     assert cluster.show(job_id)["Restarts"] == "0"
 

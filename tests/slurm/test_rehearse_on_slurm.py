@@ -2,10 +2,15 @@
 
 import json
 
+from patience import WAITS_FOR_A_STOP
+
 TINY = ("train.model=resnet18", "train.global_batch=16", "data.image_size=16")
 
 
-def test_a_rehearsal_proves_that_the_job_survives_here(hpcddp):
+def test_a_rehearsal_proves_that_the_job_survives_here(hpcddp, tmp_path):
+    """It is not over before it can be interrupted, however late that is."""
+    lines = WAITS_FOR_A_STOP.format(name="q-interrupted", rank=0, step=5)
+    hpcddp.begin_pythons_with(tmp_path / "site", lines)
     words = ["rehearse", "--cluster", "testcluster", "--nodes", "2", "--name", "q", "--json"]
     words += ["--partition", "preempt-grace"]
     done = hpcddp(*words, "--steps", "9", *TINY, timeout=600)

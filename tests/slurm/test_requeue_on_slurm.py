@@ -34,7 +34,7 @@ TOLD_AS_THEY_MEET = """
     from hpcddp.stop_flag import StopFlag
     def be_told(flag):
         os.kill(os.getpid(), 15)
-        time.sleep(60)
+        time.sleep(300)
     if env["SLURM_PROCID"] == "1" and "SLURM_RESTART_COUNT" not in env:
         StopFlag.leave_together = be_told
 """
@@ -56,10 +56,10 @@ def end_controller(cluster):
     """Slurm's controller is gone when this returns; the jobs run on."""
     pid = int((cluster.state_dir / "slurmctld.pid").read_text())
     os.kill(pid, signal.SIGTERM)
-    cluster.wait_until(lambda: "" if has_ended(pid) else "slurmctld lives", 60)
+    cluster.wait_until(lambda: "" if has_ended(pid) else "slurmctld lives", 120)
 
 
-def wait_for_starts(cluster, path, count, timeout=90):
+def wait_for_starts(cluster, path, count, timeout=120):
     def problem():
         seen = path.read_text().split() if path.exists() else []
         return "" if len(seen) >= count else f"{len(seen)} processes have started, not {count}"
@@ -74,7 +74,7 @@ def finish(hpcddp, cluster, tmp_path):
     def finish(name="demo", starts=4):
         wait_for_starts(cluster, tmp_path / name, starts)
         (tmp_path / f"{name}.told").touch()
-        assert hpcddp("wait", name, "--timeout", "60").returncode == 0
+        assert hpcddp("wait", name, "--timeout", "120").returncode == 0
         return hpcddp.status(name)
 
     return finish
@@ -104,7 +104,7 @@ def test_a_stop_that_takes_longer_than_slurm_leaves_comes_back_where_slurm_reque
 ):
     job_id = start("resources.partition=preempt-grace", command=STUBBORN)
     cluster.preempt(job_id)
-    cluster.wait_until(lambda: "" if restarts(cluster, job_id) else "not requeued", 90)
+    cluster.wait_until(lambda: "" if restarts(cluster, job_id) else "not requeued", 120)
     finished = finish()
     assert [a["end"] for a in finished["attempts"]] == ["preempted", "finished"]
 
@@ -114,7 +114,7 @@ def test_a_stop_that_takes_longer_than_slurm_leaves_fails_where_slurm_cancels(
 ):
     job_id = start("resources.partition=preempt-cancel", command=STUBBORN)
     cluster.preempt(job_id)
-    hpcddp.wait_for("demo", "failed", "preempted, and this partition does not requeue", timeout=90)
+    hpcddp.wait_for("demo", "failed", "preempted, and this partition does not requeue", timeout=120)
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_a_run_that_is_preempted_before_slurm_hears_its_requeue_goes_on(
     hpcddp.replace_tool(tmp_path, "scontrol", f'{slow}; exec scontrol "$@"')
     job_id = start("resources.partition=preempt-cancel-nograce")
     cluster.run(["scancel", "--signal=TERM", job_id])
-    cluster.wait_until(lambda: "" if asked.exists() else "no last act", 60)
+    cluster.wait_until(lambda: "" if asked.exists() else "no last act", 120)
     cluster.preempt(job_id)
     assert finish()["state"] == "finished"
     assert restarts(cluster, job_id) == len(hpcddp.events("demo", "requeued")) == 1
@@ -175,7 +175,7 @@ def test_a_program_that_knows_no_signal_goes_on_after_a_preemption(hpcddp, clust
 
 def test_a_run_that_reaches_its_time_limit_goes_on(hpcddp, cluster, start, finish):
     job_id = start("resources.time=2", "resources.warn_before_s=60")
-    event = hpcddp.wait_for_event("demo", "requeued", timeout=90)
+    event = hpcddp.wait_for_event("demo", "requeued", timeout=120)
     assert event["reason"] == "time limit"
     assert finish()["state"] == "finished"
     assert restarts(cluster, job_id) == 1
@@ -206,12 +206,13 @@ def test_a_run_goes_on_after_a_node_failure(hpcddp, cluster, start, finish, is_b
     job_id = start()
     node = cluster.show(job_id)["BatchHost"]
     kill_slurmd(cluster, node)
-    cluster.wait_until(lambda: "" if restarts(cluster, job_id) else "not requeued", 60)
+    cluster.wait_until(lambda: "" if restarts(cluster, job_id) else "not requeued", 120)
     status = hpcddp.status("demo")
-    assert (status["state"], f"jobid={job_id} StartTime=now" in status["reason"]) == (
-        "requeued",
-        "BeginTime" in status["reason"],
-    )
+    if status["state"] != "running":  # for who looks in time
+        assert (status["state"], f"jobid={job_id} StartTime=now" in status["reason"]) == (
+            "requeued",
+            "BeginTime" in status["reason"],
+        )
     if is_back:
         start_slurmd(cluster, node)
     finished = finish()
@@ -229,7 +230,7 @@ def test_a_node_that_is_lost_before_srun_reaches_it_costs_an_attempt(
     kill_slurmd(cluster, cluster.nodes[1])
     only = f'resources.sbatch.nodelist="{",".join(cluster.nodes[:2])}"'
     job_id = hpcddp.submit("demo", only, command=[*STOPS, str(tmp_path / "demo")])
-    assert hpcddp.wait_for_event("demo", "requeued", timeout=90)["reason"] == "node failure"
+    assert hpcddp.wait_for_event("demo", "requeued", timeout=120)["reason"] == "node failure"
     start_slurmd(cluster, cluster.nodes[1])
     assert finish(starts=3)["attempts"][0]["end"] == "node failure"
     assert cluster.show(job_id)["Restarts"] == "1"
@@ -248,7 +249,7 @@ def test_where_requeueing_is_forbidden_a_run_goes_on_after_a_node_failure(
     node = next(host for host in hpcddp.events("demo", "started")[0]["hosts"] if host != batch_host)
     kill_slurmd(cluster, node)
     hpcddp.wait_for_event("demo", "requeued", timeout=200)
-    cluster.wait_until(lambda: "" if excluded(hpcddp, cluster) == node else "not excluded", 60)
+    cluster.wait_until(lambda: "" if excluded(hpcddp, cluster) == node else "not excluded", 120)
     start_slurmd(cluster, node)
     assert [attempt["end"] for attempt in finish()["attempts"]] == ["node failure", "finished"]
 
@@ -282,7 +283,7 @@ def test_a_controller_that_is_away_at_the_last_act_is_waited_for(
     stop.unlink()
     controller = cluster.node_exec("login", ["slurmctld", "-f", cluster.conf])
     assert controller.returncode == 0, controller.stderr
-    assert hpcddp.wait_for_event("demo", "requeued", timeout=90)["exit_code"] == 75
+    assert hpcddp.wait_for_event("demo", "requeued", timeout=120)["exit_code"] == 75
     assert finish()["job_id"] == job_id
     assert restarts(cluster, job_id) == 1
 
@@ -295,14 +296,14 @@ def test_a_controller_that_is_away_when_the_processes_are_to_start_costs_an_atte
     wait = f"touch {waits}; until [ -e {is_away} ]; do sleep 0.1; done"
     hpcddp.replace_tool(tmp_path, "srun", f'{wait}; exec srun "$@"')
     job_id = hpcddp.submit("demo", command=[*STOPS, str(tmp_path / "demo")])
-    cluster.wait_until(lambda: "" if waits.exists() else "not started", 60)
+    cluster.wait_until(lambda: "" if waits.exists() else "not started", 120)
     end_controller(cluster)
     is_away.touch()
     log = hpcddp.run_dir("demo").batch_log
     cluster.wait_until(lambda: "" if "Unable to" in log.read_text() else "srun still asks", 240)
     controller = cluster.node_exec("login", ["slurmctld", "-f", cluster.conf])
     assert controller.returncode == 0, controller.stderr
-    assert "away" in hpcddp.wait_for_event("demo", "requeued", timeout=90)["reason"]
+    assert "away" in hpcddp.wait_for_event("demo", "requeued", timeout=120)["reason"]
     assert finish(starts=2)["job_id"] == job_id
 
 
@@ -325,7 +326,7 @@ def test_of_an_array_only_the_element_that_asked_comes_back(hpcddp, cluster, tmp
 def test_a_crash_is_tried_again_as_often_as_it_was_allowed(hpcddp, cluster, tmp_path):
     command = ["bash", "-c", 'echo start >> "$0"; exit 3', str(tmp_path / "crash")]
     job_id = hpcddp.submit("crash", "requeue.max_failures=1", command=command, nodes=1)
-    failed = hpcddp.wait_for("crash", "failed", "exit code 3", timeout=90)
+    failed = hpcddp.wait_for("crash", "failed", "exit code 3", timeout=120)
     assert failed["exit_code"] == 3
     assert restarts(cluster, job_id) == 1
     assert (tmp_path / "crash").read_text().split() == ["start"] * 2
@@ -336,8 +337,8 @@ def test_a_finished_run_that_is_requeued_does_nothing(hpcddp, cluster, tmp_path)
     job_id = hpcddp.submit("short", command=command, nodes=1)
     cluster.wait(job_id, "COMPLETED")
     cluster.run(["scontrol", "requeue", job_id])
-    cluster.wait(job_id, {"PENDING", "RUNNING"})
-    cluster.wait(job_id, "COMPLETED", timeout=90)
+    cluster.wait_for_restart(job_id)
+    cluster.wait(job_id, "COMPLETED", timeout=120)
     assert restarts(cluster, job_id) == 1
     assert (tmp_path / "short").read_text().split() == ["start"]
     assert hpcddp.status("short")["state"] == "finished"
@@ -361,9 +362,9 @@ def test_a_run_that_finishes_while_it_is_preempted_trains_no_more(
     if partition == "preempt-grace":
         cluster.wait(job_id, "COMPLETED")
         assert cluster.run(["scontrol", "requeue", job_id]).returncode == 0
-    cluster.wait_until(lambda: "" if restarts(cluster, job_id) else "not requeued", 60)
+    cluster.wait_until(lambda: "" if restarts(cluster, job_id) else "not requeued", 120)
     cluster.run(["scontrol", "update", f"jobid={job_id}", "StartTime=now"])
-    cluster.wait(job_id, "COMPLETED", timeout=90)
+    cluster.wait(job_id, "COMPLETED", timeout=120)
     assert restarts(cluster, job_id) == 1
     assert (hpcddp.run_dir("demo").path / "logs" / "attempt-001").exists()
     told = [event["event"] for event in hpcddp.events("demo")]
@@ -376,11 +377,11 @@ def test_a_run_that_finishes_while_it_is_preempted_trains_no_more(
 
 def test_a_signal_before_python_is_up_is_no_failure(hpcddp, cluster, finish, tmp_path):
     """The first start is killed as SIGTERM kills a Python that has no handler yet."""
-    late = "if 'SLURM_RESTART_COUNT' not in env: time.sleep(60)"
+    late = "if 'SLURM_RESTART_COUNT' not in env: time.sleep(300)"
     hpcddp.begin_pythons_with(tmp_path / "site", late)
     words = ["resources.partition=preempt-grace"]
     job_id = hpcddp.submit("demo", *words, command=[*STOPS, str(tmp_path / "demo")])
-    cluster.wait_until(lambda: "" if dict(processes_of(cluster, job_id)) else "no process", 60)
+    cluster.wait_until(lambda: "" if dict(processes_of(cluster, job_id)) else "no process", 120)
     cluster.preempt(job_id)
     event = hpcddp.wait_for_event("demo", "requeued")
     assert (event["reason"], event["exit_code"]) == ("preempted", 143)
@@ -432,14 +433,14 @@ def cancel_at(moment, draw, hpcddp, cluster, name, job_id, by_hpcddp):
         time.sleep(draw.uniform(0, 1.0))
     elif moment == "preempted":  # in the same second, so that Slurm has two equal times
         cluster.preempt(job_id, hold_s=1)
-        cluster.wait_until(lambda: not_preempted(cluster, job_id), 30)
+        cluster.wait_until(lambda: not_preempted(cluster, job_id), 120)
     elif moment == "in_grace":
         cluster.preempt(job_id, hold_s=1)
         time.sleep(draw.uniform(0, 3.0))
     elif moment == "requeued":
         cluster.run(["scancel", "--signal=TERM", job_id])
         hpcddp.wait_for_event(name, "requeued")
-        cluster.wait_until(lambda: "" if restarts(cluster, job_id) else "not requeued", 30)
+        cluster.wait_until(lambda: "" if restarts(cluster, job_id) else "not requeued", 120)
         time.sleep(draw.uniform(0, 3.0))
     cancel()
 

@@ -23,9 +23,9 @@ def test_a_run_is_pending_running_and_finished(hpcddp, cluster, tmp_path):
     ) as following:  # fmt: skip
         assert "Network: " in following.stdout.readline()  # it shows what there is, and waits
         told.touch()
-        shown, _ = following.communicate(timeout=60)
+        shown, _ = following.communicate(timeout=120)
     assert (following.returncode, shown.splitlines()[-1]) == (0, "rank 0 is done")
-    assert hpcddp("wait", "my run", "--timeout", "60").returncode == 0
+    assert hpcddp("wait", "my run", "--timeout", "120").returncode == 0
     finished = hpcddp.status("my run")
     assert (finished["state"], finished["exit_code"]) == ("finished", 0)
     *ours, last = hpcddp("logs", "my run", "--rank", "1").stdout.splitlines()
@@ -39,7 +39,7 @@ def test_a_run_is_pending_running_and_finished(hpcddp, cluster, tmp_path):
 def test_a_program_that_fails_gives_its_exit_code_to_who_waits(hpcddp):
     words = ["submit", "--name", "bad", "--cluster", "testcluster", "requeue.max_failures=0"]
     done = hpcddp(*words, "--follow", "--", "bash", "-c", "exit 3")
-    assert (done.returncode, hpcddp("wait", "bad", "--timeout", "60").returncode) == (3, 3)
+    assert (done.returncode, hpcddp("wait", "bad", "--timeout", "120").returncode) == (3, 3)
     assert "Run bad failed" in done.stdout
     failed = hpcddp.status("bad")
     assert (failed["state"], failed["exit_code"]) == ("failed", 3)
@@ -48,7 +48,7 @@ def test_a_program_that_fails_gives_its_exit_code_to_who_waits(hpcddp):
 
 def test_a_process_that_cannot_start_is_named_with_its_error(hpcddp):
     hpcddp.submit("typo", "requeue.max_failures=0", command=["/no/such/program"])
-    assert hpcddp("wait", "typo", "--timeout", "60").returncode != 0
+    assert hpcddp("wait", "typo", "--timeout", "120").returncode != 0
     reason = hpcddp.status("typo")["reason"]
     assert "rank " in reason
     assert " on gpu-0" in reason
@@ -61,7 +61,7 @@ def test_cancel_ends_the_job_and_status_says_by_whom(hpcddp, cluster, tmp_path):
     assert hpcddp("cancel", "demo").returncode == 0
     cluster.wait(job_id, "CANCELLED")
     assert "cancelled by " in hpcddp.wait_for("demo", "cancelled")["reason"]
-    assert hpcddp("wait", "demo", "--timeout", "60").returncode == 1
+    assert hpcddp("wait", "demo", "--timeout", "120").returncode == 1
 
 
 def test_a_job_cancelled_with_slurms_own_tool_is_cancelled(hpcddp, cluster, tmp_path):
@@ -77,20 +77,22 @@ def test_a_requeued_run_tells_what_it_waits_for_and_goes_on(hpcddp, cluster, tmp
     job_id = hpcddp.submit("demo", command=[*UNTIL_TOLD, str(told)])
     hpcddp.wait_for("demo", "running")
     cluster.run(["scontrol", "requeue", job_id])
+    cluster.run(["scontrol", "update", f"jobid={job_id}", "StartTime=now+600"])
     waiting = hpcddp.wait_for("demo", "requeued", "BeginTime")
     assert waiting["expected_start_time"] > waiting["submitted_time"]
     told.touch()
-    assert hpcddp("wait", "demo", "--timeout", "60").returncode == 0
+    cluster.run(["scontrol", "update", f"jobid={job_id}", "StartTime=now"])
+    assert hpcddp("wait", "demo", "--timeout", "120").returncode == 0
     said = hpcddp("logs", "demo", "--attempt", "1").stdout
     assert said.splitlines()[-1] == "rank 0 is done"
 
 
 def test_elements_of_an_array_are_told_apart(cluster, monkeypatch):
     monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
-    job_id = cluster.sbatch("#!/bin/sh\nsleep 60\n", "--array=0-1", "--output=/dev/null")
+    job_id = cluster.sbatch("#!/bin/sh\nsleep 600\n", "--array=0-1", "--output=/dev/null")
     cluster.wait(job_id, "RUNNING")
     cluster.cancel(f"{job_id}_0")
-    cluster.wait_until(lambda: "" if element(job_id, 0) == "CANCELLED" else "not yet", 30)
+    cluster.wait_until(lambda: "" if element(job_id, 0) == "CANCELLED" else "not yet", 120)
     assert element(job_id, 1) == "RUNNING"
 
 

@@ -7,6 +7,7 @@ import time
 
 import pytest
 from hpcddp_user import SMALLEST, losses
+from patience import WAITS_FOR_A_STOP
 
 from hpcddp.run_dir import read_json_lines
 
@@ -46,17 +47,19 @@ def test_two_nodes_train_to_the_end_and_everything_is_told(hpcddp, cluster):
     assert (compared.returncode, "identical" in compared.stdout) == (0, True)
 
 
-def test_a_signalled_job_saves_comes_back_and_ends_with_the_same_bits(hpcddp, cluster):
-    words = [*TINY, "train.max_steps=24"]
+def test_a_signalled_job_saves_comes_back_and_ends_with_the_same_bits(hpcddp, cluster, tmp_path):
+    lines = WAITS_FOR_A_STOP.format(name="r", rank=1, step=5)
+    hpcddp.begin_pythons_with(tmp_path / "site", lines)
+    words = [*TINY, "train.max_steps=12"]
     job_id = hpcddp.submit("r", *words)
     hpcddp.wait_for_step("r", 2)
     os.kill(hpcddp.pid_of_rank(job_id, 1), signal.SIGUSR2)  # one rank is told, all stop
-    hpcddp.wait_for("r", "requeued", timeout=200)
+    hpcddp.wait_for_event("r", "requeued", timeout=200)
     run_dir = hpcddp.run_dir("r")
     stopped = next(event for event in run_dir.read_events() if event["event"] == "stopped")
-    assert 2 <= stopped["step"] < 24
+    assert 2 <= stopped["step"] <= 6
     status = hpcddp.wait_for("r", "finished", timeout=600)
-    assert (status["attempt"], status["job_id"], status["step"]) == (1, job_id, 24)
+    assert (status["attempt"], status["job_id"], status["step"]) == (1, job_id, 12)
     first, second = status["attempts"]
     assert (first["end"], first["steps_lost"], second["end"]) == ("signalled", 0, "finished")
     assert first["signal_to_exit_s"] > 0
@@ -70,14 +73,16 @@ def test_a_signalled_job_saves_comes_back_and_ends_with_the_same_bits(hpcddp, cl
     assert compared.returncode == 0, compared.stdout
 
 
-def test_a_preempted_job_loses_no_step(hpcddp, cluster):
-    job_id = hpcddp.submit("r", "--partition", "preempt-grace", *TINY, "train.max_steps=30")
+def test_a_preempted_job_loses_no_step(hpcddp, cluster, tmp_path):
+    lines = WAITS_FOR_A_STOP.format(name="r", rank=0, step=5)
+    hpcddp.begin_pythons_with(tmp_path / "site", lines)
+    job_id = hpcddp.submit("r", "--partition", "preempt-grace", *TINY, "train.max_steps=12")
     hpcddp.wait_for_step("r", 2)
     cluster.preempt(job_id)
     status = hpcddp.wait_for("r", "finished", timeout=600)
-    assert (status["attempt"], status["step"]) == (1, 30)
+    assert (status["attempt"], status["step"]) == (1, 12)
     steps = [r["step"] for r in read_json_lines(hpcddp.run_dir("r").metrics) if "loss" in r]
-    assert steps == list(range(1, 31))  # none twice, none missing
+    assert steps == list(range(1, 13))  # none twice, none missing
     assert cluster.show(job_id)["Restarts"] == "1"
     reasons = [e["reason"] for e in hpcddp.run_dir("r").read_events() if e["event"] == "requeued"]
     assert reasons == ["preempted"]
@@ -129,7 +134,8 @@ def test_a_rank_that_raises_ends_the_job_and_status_names_its_error(
     assert "07.JPEG cannot be decoded" in status["reason"]
     failures = [e for e in hpcddp.run_dir("r").read_events() if e["event"] == "failed"]
     ended = time.strptime(cluster.show(job_id)["EndTime"], "%Y-%m-%dT%H:%M:%S")
-    assert time.mktime(ended) - failures[0]["time"] < kill_wait_s(cluster) + 15  # they are ended
+    # They are ended, long before they would be through.
+    assert time.mktime(ended) - failures[0]["time"] < kill_wait_s(cluster) + 60
     rank = failures[0]["global_rank"]
     assert f"see {hpcddp.run_dir('r').rank_log(0, rank)}" in status["reason"]
     assert "07.JPEG" in hpcddp("logs", "r", "--rank", str(rank)).stdout

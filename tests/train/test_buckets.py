@@ -35,7 +35,7 @@ ITEM_BYTES = {"Float": 4, "Long": 8}
 def weights_after_three_steps(
     watched, passes, port, global_rank, world_size, cuda=False, late_rank=None
 ):
-    """In a child: all weights in one row, and the last step's times.
+    """In a child: all weights in one row, and each step's times.
 
     `late_rank` comes late to every pass.
     """
@@ -68,7 +68,7 @@ def weights_after_three_steps(
             sgd.zero_grad()
     dist.barrier()
     weights = torch.cat([one.detach().flatten() for one in model.parameters()])
-    return weights.cpu().numpy().tobytes(), timer.take()[-1] if watched else None
+    return weights.cpu().numpy().tobytes(), timer.take() if watched else None
 
 
 @pytest.mark.parametrize(("world_size", "passes"), [(1, 1), (2, 1), (3, 1), (3, 2)])
@@ -77,7 +77,7 @@ def test_watching_the_buckets_changes_no_bit(world_size, passes):
 
 
 def check_bits(world_size, passes, **options):
-    """The same weights on all ranks, watched or not; the times of the ranks that were watched."""
+    """The same weights on all ranks, watched or not; the last step's times of those watched."""
     ends = []
     for watched in (False, True):
         [port] = free_ports(1)
@@ -86,20 +86,31 @@ def check_bits(world_size, passes, **options):
     stock, hooked = ends
     assert {weights for weights, _ in stock} == {weights for weights, _ in hooked}
     assert len({weights for weights, _ in stock}) == 1
-    return [times for _, times in hooked]
+    return [times[-1] for _, times in hooked]
 
 
 @pytest.mark.parametrize("late_rank", [0, 1])
 def test_who_waits_for_a_late_process_does_not_blame_the_model(late_rank):
-    """Each step begins with a broadcast of buffers, in the middle of DDP's forward."""
+    """Each step begins with a broadcast of buffers, in the middle of DDP's forward. Other work may
+    hold up either process: one of three steps will do.
+    """
     [port] = free_ports(1)
     calls = [(True, 1, port, rank, 2, False, late_rank) for rank in range(2)]
     times = [timed for _, timed in start(weights_after_three_steps, calls).results()]
-    late, waiting = times[late_rank].phases, times[1 - late_rank].phases
-    assert waiting["exposed_comm_s"] > 0.5 * LATE_S > late["exposed_comm_s"]
-    assert waiting["forward_s"] < 0.5 * LATE_S
-    assert waiting["broadcast_s"] > 0.5 * LATE_S
-    assert waiting["comm_s"] >= waiting["exposed_comm_s"]
+    steps = [(one.phases, two.phases) for one, two in zip(*times, strict=True)]
+    blame = [who_is_blamed(step[late_rank], step[1 - late_rank]) for step in steps]
+    assert ("nobody", "communication") in blame, steps
+    assert all(phases["comm_s"] >= phases["exposed_comm_s"] for step in steps for phases in step)
+
+
+def who_is_blamed(late, waiting):
+    """For the time for which one process came late: on that process, and on the one that waited."""
+    some_s, parts = 0.5 * LATE_S, ("exposed_comm_s", "broadcast_s")
+    is_sent = all(waiting[part] > some_s for part in parts) and waiting["forward_s"] < some_s
+    return (
+        "communication" if late["exposed_comm_s"] > some_s else "nobody",
+        "communication" if is_sent else "model",
+    )
 
 
 @pytest.mark.gpu
@@ -135,20 +146,21 @@ def resnet50_steps(run_dir, layout):
     lanes = ddp.process_group._get_backend(CPU).options._threads
     assert lanes == clock_of(CPU).lanes
     ddp._set_ddp_runtime_logging_sample_rate(1)
-    steps = []
-    for _ in range(3):  # in the first torch also sends the order of its buckets
+    steps, logged = [], []
+    for _ in range(6):  # in the first torch also sends the order of its buckets
         steps.append(sent_by_a_step(session))
         # With a static graph torch regroups them before the third pass of all, the first of a step.
         assert ddp._has_rebuilt_buckets
-    times, logged = session.timer.take(), ddp._get_ddp_logging_data()
+        logged.append(ddp._get_ddp_logging_data())  # of the step before
+    times = session.timer.take()
     first, *later = ([bucket.bytes for bucket in one.buckets] for one in times)
-    assert later == [first] * 2
+    assert later == [first] * 5
     with session.forward.replicas.skip_sync():
         for _ in range(2):
             sent = sent_by_a_step(session)
     unsynced = sent, session.timer.take()
     ranks.close()
-    return steps[1:], times[1:], logged, session.traffic, unsynced
+    return steps[1:], times[1:], logged[2:], session.traffic, unsynced
 
 
 def sent_by_a_step(session):
@@ -186,7 +198,7 @@ def test_a_step_of_resnet50_reduces_the_bytes_that_it_says(resnet50):
             assert [4 * count for count in reduced] == [one.bytes for one in times.buckets]
             assert [one.bytes for one in times.buckets] == RESNET50_BUCKETS
             assert times.comm_bytes == traffic.comm_bytes == RESNET50_BYTES
-            bucket_sizes = [int(word) for word in logged["rebuilt_bucket_sizes"].split(",")]
+            bucket_sizes = [int(word) for word in logged[-1]["rebuilt_bucket_sizes"].split(",")]
             assert bucket_sizes == [one.bytes for one in times.buckets]
 
 
@@ -220,17 +232,26 @@ def test_a_step_without_synchronisation_exchanges_only_its_vote(resnet50):
 
 def test_torchs_own_log_has_the_same_backward_communication_and_overlap(resnet50):
     """It counts from the first begin to the last end, of that what lies before the last gradient as
-    overlap, and writes it down when the next begins.
+    overlap, and writes it down when the next begins. Both read the clock, and between the two other
+    work may hold the process up: one of the steps will do.
     """
-    for _, (before, _), logged, *_ in resnet50:
-        buckets = before.buckets
-        spans_s = {
-            "backward_comm_time": buckets[-1].end_s - buckets[0].start_s,
-            "backward_compute_comm_overlap_time": buckets[-1].ready_s - buckets[0].start_s,
-            "backward_compute_time": before.backward_s,
-        }
-        for name, span_s in spans_s.items():
-            assert span_s == pytest.approx(logged[name] / 1e9, rel=0.2, abs=0.02), name
+    for _, times, logged, *_ in resnet50:
+        pairs = [*zip(map(spans_of, times), logged, strict=False)]
+        assert len(pairs) == 4
+        assert any(
+            all(span_s == pytest.approx(log[name] / 1e9, rel=0.2) for name, span_s in spans.items())
+            for spans, log in pairs
+        ), pairs
+
+
+def spans_of(times):
+    """A step's times, by the names that torch's log has for them."""
+    buckets = times.buckets
+    return {
+        "backward_comm_time": buckets[-1].end_s - buckets[0].start_s,
+        "backward_compute_comm_overlap_time": buckets[-1].ready_s - buckets[0].start_s,
+        "backward_compute_time": times.backward_s,
+    }
 
 
 def test_reductions_of_a_real_step_are_in_order_and_hidden_where_backward_goes_on(resnet50):

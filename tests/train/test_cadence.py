@@ -82,7 +82,9 @@ def train_with_saves_at_once(config, layout, run_dir):
 
 
 def test_only_the_main_process_chooses_and_says_so_in_the_event(tmp_path):
-    config = small_config("checkpoint.every_steps=null", "checkpoint.mtbf_hours=1")
+    # Hours between two saves: longer than two steps take anywhere.
+    rare = ("checkpoint.mtbf_hours=1000000000", "checkpoint.max_interval_s=1000000")
+    config = small_config("checkpoint.every_steps=null", *rare)
     assert train_on(2, tmp_path, config, train_with_saves_at_once) == [0, 0]
     first, *_, last = [e for e in events_of(tmp_path) if e["event"] == "checkpoint"]
     assert (first["step"], last["step"]) == (1, 4)

@@ -170,9 +170,8 @@ def test_a_kill_before_any_operation_of_a_save_leaves_a_usable_state(tmp_path, m
 @pytest.mark.parametrize("kills", [40, pytest.param(1000, marks=pytest.mark.slow)])
 def test_kills_at_random_moments_leave_a_usable_state(tmp_path, kills):
     chance = random.Random(0)
-    newest, begin = 0, time.perf_counter()
+    newest, longest_s = 0, 0.06
     save(tmp_path, 0, megabytes=2)
-    longest_s = max(0.06, 3 * (time.perf_counter() - begin))  # a busy machine saves slowly
 
     def save_on():
         for step in range(newest + 1, newest + 1000):
@@ -188,6 +187,8 @@ def test_kills_at_random_moments_leave_a_usable_state(tmp_path, kills):
         assert_usable(loaded)
         assert loaded.skipped == ()
         assert loaded.step >= newest
+        # A busy machine saves slowly: a third of the writers shall not come to their first end.
+        longest_s = max(0.06, longest_s * (1.5 if loaded.step == newest else 0.8))
         newest = loaded.step
         partials += any(entry.name.endswith(".partial") for entry in tmp_path.iterdir())
     assert newest > 0

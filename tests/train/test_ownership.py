@@ -7,6 +7,7 @@ import shutil
 import signal
 import time
 
+import psutil
 import pytest
 from train_ranks import DEADLINE_S, events_of, layouts, small_config, start
 
@@ -54,12 +55,16 @@ def pretend(run_dir, **fields):
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
-def test_a_later_start_of_the_job_takes_over_at_once_and_the_older_one_notices(claim):
+@pytest.fixture
+def at_once(monkeypatch):
+    """Nobody watches whether the owner touches its file, which takes a while."""
+    monkeypatch.setattr(ownership, "_last_touch", lambda path: pytest.fail("it was waited for"))
+
+
+def test_a_later_start_of_the_job_takes_over_at_once_and_the_older_one_notices(claim, at_once):
     older = claim(attempt=1)
     older.check()
-    begin = time.monotonic()
     newer = claim(attempt=2)
-    assert time.monotonic() - begin < 0.4
     newer.check()
     error = refusal(older.check)
     assert error.code == "superseded"
@@ -90,12 +95,10 @@ def test_a_second_job_takes_over_when_the_first_has_left(claim):
     claim(job="8", attempt=0).check()
 
 
-def test_a_second_job_takes_over_when_the_first_was_killed_on_this_host(claim, run_dir):
+def test_a_second_job_takes_over_when_the_first_was_killed_on_this_host(claim, run_dir, at_once):
     claim(job="7")
     pretend(run_dir, process_start="1", nonce="other")
-    begin = time.monotonic()
     claim(job="8")
-    assert time.monotonic() - begin < 0.4
 
 
 def test_an_owner_on_another_host_is_alive_while_it_touches_its_file(run_dir, claim):
@@ -310,10 +313,17 @@ def wait_for_saves(run_dir, attempt, count=2):
         time.sleep(0.05)
 
 
+def freeze(process):
+    os.kill(process.pid, signal.SIGSTOP)
+    while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
+        time.sleep(0.01)
+
+
 def test_of_two_real_copies_the_frozen_one_ends_when_it_thaws(tmp_path):
     older = begin(tmp_path)
     wait_for_saves(tmp_path, 0)
-    os.kill(older.processes[0].pid, signal.SIGSTOP)
+    freeze(older.processes[0])
+    committed = {info.step for info in list_checkpoints(RunDir(tmp_path).checkpoints)}
     newer = begin(tmp_path, attempt=1, restart_count=1)
     wait_for_saves(tmp_path, 1)
     thawed_at = time.time()
@@ -322,7 +332,8 @@ def test_of_two_real_copies_the_frozen_one_ends_when_it_thaws(tmp_path):
     os.kill(newer.processes[0].pid, signal.SIGTERM)
     assert newer.results() == [75]
     late = [event for event in events_of(tmp_path) if event["time"] > thawed_at]
-    assert not [e for e in late if e["event"] == "checkpoint" and e["attempt"] == 0]
+    saved = {e["step"] for e in late if e["event"] == "checkpoint" and e["attempt"] == 0}
+    assert saved <= committed  # it may have been frozen before it could tell of the last one
 
 
 def test_a_second_real_job_is_refused_and_the_first_goes_on(tmp_path):

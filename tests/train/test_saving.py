@@ -116,12 +116,12 @@ def test_the_loop_goes_on_while_it_is_written_and_never_two_at_a_time(saver, sta
     gate = Gate(monkeypatch)
     saver.save(state)
     assert not (saver.folder / "step_000000001").exists()
-    threading.Timer(0.3, gate.open.set).start()
     begin = time.perf_counter()
+    threading.Timer(0.3, gate.open.set).start()
     for _ in range(3):
         advance(state)
         saver.save(state)  # the first of them has to wait
-    assert time.perf_counter() - begin >= 0.25
+    assert time.perf_counter() - begin >= 0.3
     saver.save_last(state)
     assert gate.most == 1
     assert_is_of_step(load_newest(saver.folder), 4)
@@ -134,8 +134,17 @@ def test_a_save_that_has_waited_until_a_signal_came_is_left_to_the_last_one(
     saver.is_told = is_told.is_set
     saver.save(state)
     advance(state)
-    threading.Timer(0.2, lambda: (is_told.set(), gate.open.set())).start()
-    saver.save(state)  # waits
+    wait = saver._writer.wait
+
+    def told_while_it_waits(*timeout):
+        if not timeout:
+            is_told.set()
+            gate.open.set()
+        return wait(*timeout)
+
+    with monkeypatch.context() as waiting:
+        waiting.setattr(saver._writer, "wait", told_while_it_waits)
+        saver.save(state)
     advance(state)
     saver.save_last(state)
     assert [info.step for info in list_checkpoints(saver.folder)] == [1, 3]

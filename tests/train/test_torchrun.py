@@ -30,7 +30,7 @@ def test_two_workers_of_torchrun_train_one_run(tmp_path):
         env={**os.environ, "HPCDDP_RUNS_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     assert "2 processes: max_steps 2" in done.stdout

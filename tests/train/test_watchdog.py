@@ -46,28 +46,59 @@ def test_who_is_silent_or_behind_is_suspected(beats, suspects):
     assert find_suspects(beats, world_size=3) == suspects
 
 
-def test_a_process_that_goes_on_or_has_ended_is_left_alone(tmp_path):
-    watchdog = Watchdog(ProcessLayout(), RunDir(tmp_path), 0.4)
+class Looks:
+    """Stands for the pauses of a watchdog: `act` comes before each look, whose number it gets."""
+
+    def __init__(self, count, act):
+        self.numbers, self.count, self.act = iter(range(1, count + 1)), count, act
+
+    def wait(self, pause_s):
+        number = next(self.numbers, None)
+        if number is not None:
+            self.act(number)
+        return number is None
+
+
+@pytest.mark.parametrize(
+    ("looks_per_beat", "barks"),
+    [(1, []), (19, []), (22, [4.0])],  # a look each 0.2 s, which is a twentieth of the time-out
+)
+def test_only_a_process_that_does_not_go_on_is_ended(tmp_path, monkeypatch, looks_per_beat, barks):
+    watchdog, barked = Watchdog(ProcessLayout(), RunDir(tmp_path), 4.0), []
+    monkeypatch.setattr(watchdog, "_bark", lambda silent_s: barked.append(round(silent_s, 1)))
     watchdog.is_stepping = True
-    watchdog.start()
-    for _ in range(20):
-        time.sleep(0.05)
-        watchdog.beat()
+    beat = watchdog.beat
+    watchdog._over = Looks(22, lambda n: beat() if n % looks_per_beat == 0 else None)
+    watchdog._watch()
+    assert barked == barks
+
+
+def test_a_process_that_has_ended_is_left_alone(tmp_path, monkeypatch):
+    watchdog, barked = Watchdog(ProcessLayout(), RunDir(tmp_path), 0.4), []
+    monkeypatch.setattr(watchdog, "_bark", barked.append)
+    watchdog.is_stepping = True
     watchdog.stop()
-    time.sleep(0.6)
-    assert not (tmp_path / "events.jsonl").exists()
+    watchdog._watch()  # returns
+    assert barked == []
 
 
 def train_with_a_slow_disk(config, layout, run_dir):
-    """In a child: stop by a signal in step 2; the save that follows takes longer than any step."""
-    from hpcddp.train import saving
+    """In a child: stop by a signal in step 2; the save that follows takes longer than a step may,
+    which from here on is no time at all.
+    """
+    from hpcddp.train import loop, saving
 
-    before_call(saving, "save_snapshot", lambda *_: time.sleep(9))
+    def lose_patience(session, _):
+        session.watchdog._timeout_s, session.watchdog._pause_s = 0.2, 0.01
+
+    before_call(loop, "_leave", lose_patience)
+    before_call(saving, "save_snapshot", lambda *_: time.sleep(7))
     return train_until(2, config, layout, run_dir)
 
 
 def test_a_last_save_may_take_longer_than_a_step_and_nobody_who_waits_for_it_is_ended(tmp_path):
-    config = small_config("train.hang_timeout_s=6", "train.max_steps=100000")
+    # A look takes 3 s until the time-out has changed.
+    config = small_config("train.hang_timeout_s=60", "train.max_steps=100000")
     assert train_on(2, tmp_path, config, train_with_a_slow_disk) == [75, 75]
     assert kinds_of(tmp_path) == ["started", "signal", "checkpoint", "stopped"]
 
@@ -106,7 +137,7 @@ time.sleep(600)
 
 def test_a_file_system_that_hangs_does_not_keep_a_process_that_hangs(tmp_path):
     words = [sys.executable, "-c", _HANGS_AND_CANNOT_SAY_SO, str(tmp_path)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert "no progress for" in done.stderr
 
@@ -117,10 +148,16 @@ def start_and_hang(stage, config, layout, run_dir):
     from hpcddp.train import watchdog
 
     watchdog._LEAST_FOR_FILES_S = 0.0
+    # However late the other one speaks: who leaves first takes the word from it.
+    before_call(watchdog.Watchdog, "_wait_for_words", wait_for_all_words)
     sys.stderr = (run_dir / f"stderr-{layout.global_rank}").open("w")
     if layout.is_main:
         before_call(stages, stage, lambda *_: time.sleep(600))
     return train_here(config, layout, run_dir)
+
+
+def wait_for_all_words(watchdog, folder):
+    wait_for(lambda: len(watchdog._words(folder)) == watchdog._layout.world_size)
 
 
 @pytest.mark.parametrize("stage", ["take_over", "build_session"])
@@ -130,7 +167,7 @@ def test_a_hang_in_the_start_is_noticed_and_every_rank_says_where_it_stands(stag
     started = start(partial(start_and_hang, stage), calls)
     for process in started.processes:
         process.join(DEADLINE_S)
-    assert started.processes[0].exitcode == 1  # the other may find it gone while it speaks
+    assert started.processes[0].exitcode == 1  # the other may find it gone while it ends
     for global_rank in range(2):
         assert "open_session" in (tmp_path / f"stderr-{global_rank}").read_text()
     [hang] = [event for event in events_of(tmp_path) if event["event"] == "hang"]
@@ -162,7 +199,7 @@ def hpcddp(tmp_path):
 def test_a_stopped_rank_ends_the_attempt_and_is_named(hpcddp, tmp_path):
     words = ["train.model=resnet18", "data.name=synthetic", "data.image_size=32"]
     words += ["train.global_batch=8", "train.max_steps=100000", "train.eval_every_epochs=null"]
-    words += ["train.hang_timeout_s=4", "log.every_steps=1", "data.synthetic_samples=64"]
+    words += ["train.hang_timeout_s=12", "log.every_steps=1", "data.synthetic_samples=64"]
     place = ["--cluster", "local", "--nodes", "2", "--name", "r"]
     done = hpcddp("submit", *place, *words)
     assert done.returncode == 0, done.stderr
@@ -170,7 +207,7 @@ def test_a_stopped_rank_ends_the_attempt_and_is_named(hpcddp, tmp_path):
     wait_for(lambda: run_dir.metrics.exists())
     os.kill(process_of_rank(1, run_dir), signal.SIGSTOP)
     wait_for(lambda: any(e["event"] == "hang" for e in run_dir.read_events()))
-    hpcddp("wait", "r", "--timeout", "60")
+    hpcddp("wait", "r", "--timeout", "100")
     hang = next(event for event in run_dir.read_events() if event["event"] == "hang")
     assert (hang["suspected_ranks"], hang["global_rank"]) == ([1], 0)
     status = json.loads(hpcddp("status", "r", "--json").stdout)

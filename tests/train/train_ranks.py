@@ -6,10 +6,12 @@ They come from a fork server that has torch loaded, so one more costs millisecon
 import importlib
 import multiprocessing
 import os
+import random
 import signal
 import socket
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import connection
@@ -21,7 +23,9 @@ from hpcddp.run_dir import RunDir, read_json_lines
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["hpcddp.train.loop"])
-DEADLINE_S = 120
+DEADLINE_S = 300
+# By default Linux gives none of these to a client, and hpcddp none to a job.
+_PORTS = iter(random.SystemRandom().sample(range(10_000, 20_000), 10_000))
 
 BASE = {
     "train": {
@@ -30,7 +34,7 @@ BASE = {
         "max_steps": 4,
         "eval_every_epochs": None,
         "device": "cpu",
-        "rendezvous_timeout_s": 60,
+        "rendezvous_timeout_s": 120,
     },
     "data": {"name": "synthetic", "synthetic_samples": 60, "image_size": 32},
     "optim": {"lr": 0.05},
@@ -45,12 +49,13 @@ def small_config(*overrides):
 
 
 def free_ports(count):
-    """Ports that were free a moment ago."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = tuple(each.getsockname()[1] for each in sockets)
-    for each in sockets:
-        each.close()
-    return ports
+    """Ports on which nobody listens; none is given twice."""
+    found = []
+    while len(found) < count:
+        port = next(_PORTS)
+        with suppress(OSError), socket.create_server(("", port)):
+            found.append(port)
+    return tuple(found)
 
 
 def layouts(world_size, *, ports=None, job_key="test", **fields):

@@ -213,7 +213,7 @@ def test_a_terminal_gets_a_progress_bar(run_dir, monkeypatch):
     reader.start()
     with os.fdopen(slave, "w") as terminal:
         code = follow(run_dir, POLL_S, terminal)
-    reader.join(timeout=10)
+    reader.join(timeout=100)
     os.close(master)
     text = b"".join(chunks).decode()
     assert code == 0
