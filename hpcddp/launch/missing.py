@@ -19,6 +19,7 @@ from hpcddp.launch.request import ResolvedRequest
 
 # torchvision marks each builder of a classification model so, with more decorators in between.
 _BUILDER = re.compile(r"^@register_model\(\)\n(?:@.*\n|[ )].*\n)*def (\w+)", re.MULTILINE)
+_INTERPRETERS = {".py": "python", ".sh": "bash"}
 _CIFAR10 = "cifar-10-batches-py"  # what its archive unpacks to, and torchvision looks for
 
 
@@ -86,14 +87,28 @@ def _programs(request: ResolvedRequest, environ: Mapping[str, str]) -> Iterator[
     if request.config.resources.container:  # an image has programs of its own
         return
     program, *words = command
-    missing = []
     by_setup = profile.modules or profile.setup  # which may bring programs along
     if not by_setup and not shutil.which(program, path=environ.get("PATH")):
-        missing.append(program)
+        yield _unfound_program(program)
     if not {"-m", "-c"} & set(words):  # after which no file follows
         scripts = [word for word in words if word.endswith((".py", ".sh"))]
-        missing += [script for script in scripts[:1] if not os.path.exists(script)]
-    yield from (f"`{each}` is not found here, in {Path.cwd()}." for each in missing)
+        yield from (_not_here(each) for each in scripts[:1] if not os.path.exists(each))
+
+
+def _unfound_program(program: str) -> str:
+    if not os.path.isfile(program):
+        return _not_here(program)
+    starts = os.access(program, os.X_OK)
+    reason = "not on PATH" if starts else "not executable"
+    path = program if os.path.dirname(program) else f"./{program}"
+    interpreter = _INTERPRETERS.get(os.path.splitext(program)[1])
+    line = f"-- {interpreter} {program}" if interpreter else f"-- {path}"
+    first = "" if interpreter or starts else f"`chmod +x {program}`, then "
+    return f"`{program}` is there, but {reason}. Type {first}`{line} ...`."
+
+
+def _not_here(file: str) -> str:
+    return f"`{file}` is not found here, in {Path.cwd()}."
 
 
 def _data(request: ResolvedRequest) -> Iterator[str]:

@@ -32,6 +32,26 @@ def test_submit_warns_of_a_program_that_is_not_there(workplace, command, missing
 
 
 @pytest.mark.parametrize(
+    ("program", "mode", "said"),
+    [
+        ("./mine.py", 0o644, "not executable. Type `-- python ./mine.py ...`."),
+        ("mine.py", 0o644, "not executable. Type `-- python mine.py ...`."),
+        ("mine.py", 0o755, "not on PATH. Type `-- python mine.py ...`."),
+        ("mine.sh", 0o644, "not executable. Type `-- bash mine.sh ...`."),
+        ("mine", 0o755, "not on PATH. Type `-- ./mine ...`."),
+        ("mine", 0o644, "not executable. Type `chmod +x mine`, then `-- ./mine ...`."),
+        ("./mine", 0o755, None),
+    ],
+)
+def test_submit_says_how_to_start_a_file_that_is_no_program(workplace, program, mode, said):
+    (workplace / program).touch()
+    (workplace / program).chmod(mode)
+    result = hpcddp("submit", "--dry-run", "--cluster", "local", "--", program)
+    expected = [f"Warning: `{program}` is there, but {said}"] if said else []
+    assert [line for line in result.stderr.splitlines() if "mine" in line] == expected
+
+
+@pytest.mark.parametrize(
     ("root", "is_said"), [("images", True), ("here", False), ("too-long-to-look-at" * 99, True)]
 )
 def test_submit_warns_of_data_that_are_not_there(workplace, root, is_said):
