@@ -15,6 +15,7 @@ from string import Template
 
 from hpcddp.cluster.filesystems import mount_of, sharing_warning
 from hpcddp.cluster.profile import ClusterProfile
+from hpcddp.cluster.shared_runs import is_proven
 from hpcddp.launch.request import ResolvedRequest
 
 # torchvision marks each builder of a classification model so, with more decorators in between.
@@ -47,7 +48,7 @@ def _shared_runs(request: ResolvedRequest, runs: Path) -> Iterator[str]:
     """Cheap: no job. An emulated node is this host, and shares all."""
     if request.profile.launcher != "local":
         sentence = sharing_warning(runs, mount_of(runs))
-        yield from [sentence] if sentence else []
+        yield from [sentence] if sentence and not is_proven(runs) else []
 
 
 def _runs_and_scratch(

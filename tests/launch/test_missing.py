@@ -5,6 +5,7 @@ from click.testing import CliRunner
 
 from hpcddp.cli import group
 from hpcddp.cluster.filesystems import Mount
+from hpcddp.cluster.shared_runs import note_proof
 from hpcddp.errors import ConfigError, SubmissionFailed
 from hpcddp.launch.missing import torchvision_models
 
@@ -164,6 +165,38 @@ def test_submit_warns_of_a_python_for_other_processors(
     said = "The nodes of site are aarch64, and this host with its python is x86_64"
     assert (said in result.stderr) is is_said
     assert not is_said or "resources.container=IMAGE" in result.stderr
+
+
+def test_who_has_proven_that_the_nodes_see_the_runs_is_not_warned_again(fake_sbatch, monkeypatch):
+    def is_warned(mount="/dev/a"):
+        on = Mount("/", "ext4", mount)
+        monkeypatch.setattr("hpcddp.launch.missing.mount_of", lambda path: on)
+        monkeypatch.setattr("hpcddp.cluster.shared_runs.mount_of", lambda path: on)
+        warned = hpcddp("submit", "--dry-run", "--cluster", "generic").stderr
+        return "doctor --nodes 2" in warned
+
+    assert is_warned()
+    (fake_sbatch / "runs").mkdir()
+    note_proof(fake_sbatch / "runs")
+    assert not is_warned()
+    assert is_warned("/dev/b")  # copied to another disk
+    (fake_sbatch / "runs").rename(fake_sbatch / "others")
+    monkeypatch.setenv("HPCDDP_RUNS_DIR", str(fake_sbatch / "others"))
+    assert is_warned()
+
+
+def test_the_proof_that_the_nodes_see_the_runs_does_not_advise_itself(fake_sbatch, monkeypatch):
+    on = Mount("/", "ext4", "/dev/a")
+    monkeypatch.setattr("hpcddp.launch.missing.mount_of", lambda path: on)
+    monkeypatch.setattr("hpcddp.cli.doctor._is_hopeless", lambda findings: False)
+    (fake_sbatch / "refuse").touch()  # so that nobody waits for it
+
+    def said(*verb):
+        words = [*verb, "--cluster", "generic-cpu", "--nodes", "2"]
+        return CliRunner().invoke(group, words, standalone_mode=False).stderr
+
+    assert "prove that this one is: python -m hpcddp doctor" in said("bench", "allreduce")
+    assert "doctor --nodes" not in said("doctor")
 
 
 def test_submit_warns_where_the_nodes_may_not_see_the_runs(fake_sbatch, monkeypatch):
