@@ -50,7 +50,12 @@ class RequestCommand(click.Command):
             if not command or not command[0].strip():
                 raise click.UsageError("No program follows `--`; put your command there.")
         context.obj = tuple(command)
-        return super().parse_args(context, own)
+        try:
+            return super().parse_args(context, own)
+        except click.NoSuchOption as error:
+            if not command:
+                error.message += " Your own program comes after `--`, with its options."
+            raise
 
 
 def build_request(

@@ -16,11 +16,11 @@ from string import Template
 from hpcddp.cluster.filesystems import mount_of, sharing_warning
 from hpcddp.cluster.profile import ClusterProfile
 from hpcddp.cluster.shared_runs import is_proven
+from hpcddp.launch.phrases import INTERPRETERS, own_program
 from hpcddp.launch.request import ResolvedRequest
 
 # torchvision marks each builder of a classification model so, with more decorators in between.
 _BUILDER = re.compile(r"^@register_model\(\)\n(?:@.*\n|[ )].*\n)*def (\w+)", re.MULTILINE)
-_INTERPRETERS = {".py": "python", ".sh": "bash"}
 _CIFAR10 = "cifar-10-batches-py"  # what its archive unpacks to, and torchvision looks for
 
 
@@ -101,11 +101,9 @@ def _unfound_program(program: str) -> str:
         return _not_here(program)
     starts = os.access(program, os.X_OK)
     reason = "not on PATH" if starts else "not executable"
-    path = program if os.path.dirname(program) else f"./{program}"
-    interpreter = _INTERPRETERS.get(os.path.splitext(program)[1])
-    line = f"-- {interpreter} {program}" if interpreter else f"-- {path}"
-    first = "" if interpreter or starts else f"`chmod +x {program}`, then "
-    return f"`{program}` is there, but {reason}. Type {first}`{line} ...`."
+    by_interpreter = program.endswith(tuple(INTERPRETERS))
+    first = "" if by_interpreter or starts else f"`chmod +x {program}`, then "
+    return f"`{program}` is there, but {reason}. Type {first}`{own_program(program)} ...`."
 
 
 def _not_here(file: str) -> str:

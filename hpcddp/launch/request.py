@@ -21,6 +21,7 @@ from hpcddp.config.load import (
 from hpcddp.config.schema import Resources, RunConfig, check_data
 from hpcddp.errors import ConfigError
 from hpcddp.launch.limits import beyond_limits, check_account
+from hpcddp.launch.phrases import INTERPRETERS, own_program
 
 DEFAULT_JOB = "digits"
 _CHOOSES_QUEUE = ("queue", "partition", "qos", "reservation")
@@ -112,6 +113,11 @@ def _resolve(request: Request, environ: Mapping[str, str]) -> ResolvedRequest:
 
 def _job_file(text: str, environ: Mapping[str, str]) -> Path:
     path = find_job(text)
+    if path.suffix in INTERPRETERS:
+        raise ConfigError(
+            f"`{text}` is a program, and a job file was needed. Your own program comes after the "
+            f"options and `--`: {own_program(text)}"
+        )
     experiments = list_configs("train", environ).values()
     if path.resolve() not in [known.resolve() for known in experiments]:
         return path
