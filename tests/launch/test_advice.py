@@ -42,6 +42,15 @@ def test_without_a_partition_all_are_named_but_not_dozens():
     assert many.count(", ") == 7
 
 
+def test_who_asks_for_more_than_a_node_has_hears_what_nodes_have():
+    refusal = "error: Batch job submission failed: Requested node configuration is not available"
+    lines = ["gpu: 64 CPUs, 500000 MB of memory, gpu:a100:4", "cpu: 8+ CPUs, 9000+ MB, (null)"]
+    said = advice(refusal, sinfo(*lines, lines[1]))
+    assert said.startswith("No node has all that one node is asked for. Ask for less (resources.m")
+    assert said.endswith(f"--partition: {lines[0]}; cpu: 8+ CPUs, 9000+ MB")
+    assert advice(refusal, sinfo()).endswith("or another --partition")
+
+
 @pytest.mark.parametrize("said", ["error: Invalid account", UNKNOWN.format("x")])
 def test_where_nothing_is_known_nothing_is_added(said):
     assert advice(said, sinfo()) == ""
