@@ -69,6 +69,9 @@ class TrainConfig:
     hang_timeout_s: int = 1800
 
 
+FASHION_MNIST_ROOT = "/usr/share/datasets/fashion-mnist"  # Debian's dataset-fashion-mnist
+
+
 @dataclass(frozen=True, slots=True)
 class DataConfig:
     """Which images, from where, and what is done to them."""

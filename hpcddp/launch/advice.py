@@ -12,7 +12,7 @@ _NO_SUCH_PARTITION = re.compile(
 )
 _NO_SUCH_NODE = re.compile(r"requested node configuration is not available", re.IGNORECASE)
 _MOST_NAMED = 8
-_NODES = "--format=%R: %c CPUs, %m MB of memory, %G"  # a + says that some nodes have more
+_NODES = "--format=%R|%c CPUs, %m MB of memory, %G"  # a + says that some nodes have more
 
 
 def advice(refusal: str, ask: Ask = ask_slurm) -> str:
@@ -28,10 +28,13 @@ def advice(refusal: str, ask: Ask = ask_slurm) -> str:
 
 
 def _nodes(ask: Ask) -> str:
-    """What the nodes of each partition have, for who has asked for more than any of them has."""
-    there = dict.fromkeys(ask(["sinfo", "--noheader", _NODES]).splitlines())
-    lines = [line.strip().removesuffix(", (null)") for line in there]
-    said = f": {'; '.join(lines[:_MOST_NAMED])}" if lines else ""
+    """What nodes have, and in which partitions, for who has asked for more than any of them has."""
+    alike: dict[str, list[str]] = {}
+    for line in ask(["sinfo", "--noheader", _NODES]).splitlines():
+        partition, _, has = line.partition("|")
+        alike.setdefault(has.strip().removesuffix(", (null)"), []).append(partition)
+    kinds = [f"{has} ({', '.join(partitions)})" for has, partitions in alike.items()]
+    said = f". Nodes have: {'; '.join(kinds[:_MOST_NAMED])}" if kinds else ""
     return (
         "No node has all that one node is asked for. Ask for less (resources.mem, "
         f"resources.cpus_per_process, --gpus-per-node), or another --partition{said}"

@@ -7,7 +7,7 @@ from hpcddp.cli import group
 from hpcddp.cluster.filesystems import Mount
 from hpcddp.cluster.shared_runs import note_proof
 from hpcddp.errors import ConfigError, SubmissionFailed
-from hpcddp.launch.missing import torchvision_models
+from hpcddp.launch.missing import _HELD, torchvision_models
 
 
 def hpcddp(*words):
@@ -62,18 +62,36 @@ def test_submit_warns_of_data_that_are_not_there(workplace, root, is_said):
     assert (f"Warning: data.root={root} is not found here" in result.stderr) is is_said
 
 
+CIFAR10, FASHION = "cifar-10-batches-py", "train-images-idx3-ubyte.gz"
+
+
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("name", "root", "said"),
     [
-        ([], "data.root is not set, and {} holds no cifar-10-batches-py. Type data.root=FOLDER"),
-        (["data.root=empty"], "data.root=empty holds no cifar-10-batches-py here. Do the nodes"),
-        (["data.root=full"], None),
+        (
+            "cifar10",
+            None,
+            f"data.root is not set, and {{}} holds no {CIFAR10} here. Type data.root",
+        ),
+        ("cifar10", "empty", f"data.root=empty holds no {CIFAR10} here. Do the nodes have it?"),
+        ("cifar10", "full", None),
+        ("fashion_mnist", None, f"data.root is not set, and {{}}/usual holds no {FASHION} here."),
+        ("fashion_mnist", "empty", f"data.root=empty holds no {FASHION} here."),
+        ("fashion_mnist", "full", None),
+        ("imagenet", "empty", "data.root=empty holds no train here."),
+        ("imagenet", "half", "data.root=half holds no val here."),
+        ("imagenet", "full", None),
+        ("digits", "empty", None),
     ],
 )
-def test_submit_warns_of_a_folder_without_cifar10(workplace, words, said):
-    (workplace / "empty").mkdir()
-    (workplace / "full" / "cifar-10-batches-py").mkdir(parents=True)
-    words = ["submit", "--dry-run", "--cluster", "local", "data.name=cifar10", *words]
+def test_submit_warns_of_a_folder_without_the_data(workplace, monkeypatch, name, root, said):
+    usual = {"fashion_mnist": (f"{workplace}/usual", _HELD["fashion_mnist"][1])}
+    monkeypatch.setattr("hpcddp.launch.missing._HELD", {**_HELD, **usual})
+    for folder in ("empty", "half/train", *(f"full/{held}" for held in (CIFAR10, "train", "val"))):
+        (workplace / folder).mkdir(parents=True)
+    (workplace / "full" / FASHION).touch()
+    words = ["submit", "--dry-run", "--cluster", "local", f"data.name={name}"]
+    words += [f"data.root={root}"] if root else []
     warned = [line for line in hpcddp(*words).stderr.splitlines() if "data.root" in line]
     assert len(warned) == (said is not None)
     assert said is None or warned[0].startswith(f"Warning: {said.format(workplace)}")
