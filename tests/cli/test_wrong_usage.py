@@ -44,6 +44,7 @@ def hpcddp(tmp_path, monkeypatch, capfd):
         (["command=[python, --lr, 1e-3]"], "command needs text, found 0.001"),
         (["train.model=???"], "stands for a value to fill in"),
         (["--", ""], "No program follows `--`"),
+        (["--", "--help"], "`--help` follows `--`, where your own program comes"),
         (["--partition", ""], "partition is empty"),
         (["--partition", "a\nb"], "does not survive sbatch"),
         ([f"{DIRECTIVES}.comment=a\\b"], "does not survive sbatch"),
