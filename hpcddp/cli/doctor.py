@@ -21,6 +21,7 @@ from hpcddp.cli.submit import announce
 from hpcddp.cluster.filesystems import existing_part
 from hpcddp.cluster.live import nodes_of
 from hpcddp.cluster.profile import CLUSTER_VARIABLE, choose_profile, load_profile
+from hpcddp.cluster.shared_runs import note_proof
 from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, ProcessLayout
 from hpcddp.config.schema import RunConfig
 from hpcddp.doctor.findings import (
@@ -33,7 +34,7 @@ from hpcddp.doctor.findings import (
     has_failed,
 )
 from hpcddp.doctor.job_end import examine_end
-from hpcddp.doctor.login_checks import examine_login, settle_by_job
+from hpcddp.doctor.login_checks import all_nodes_see_runs, examine_login, settle_by_job
 from hpcddp.doctor.login_facts import read_login_facts
 from hpcddp.doctor.text import report_lines
 from hpcddp.errors import ConfigError, HpcddpError, SubmissionFailed
@@ -77,6 +78,8 @@ def command(
         document = _document_of_job(context, typed, follows=follows, as_json=as_json)
         job = from_document(document)
         findings = [*settle_by_job(findings, job), *job]
+        if facts["profile"].get("launcher") != "local" and all_nodes_see_runs(job):
+            note_proof(runs_root(os.environ))
     _show(as_document(findings, **_measured(document)), as_json=as_json)
     sys.exit(EXIT_FAILED if has_failed(findings) else EXIT_DONE)
 

@@ -12,6 +12,7 @@ from click.core import ParameterSource
 from hpcddp.cli.options import build_request, job_options
 from hpcddp.cli.report import draw_report
 from hpcddp.cli.submit import announce, warn
+from hpcddp.cluster.filesystems import PROVE_SHARED
 from hpcddp.cluster.layout import choose_launcher
 from hpcddp.cluster.profile import CLUSTER_VARIABLE
 from hpcddp.config.layout import EXIT_DONE
@@ -100,7 +101,8 @@ def prepare_job(
     submission = prepare_measuring(words, request, typed["name"], os.environ)
     if submission.request.queue_said:
         click.echo(submission.request.queue_said, err=True)
-    warn(submission.warnings)
+    proves = list(words) == ["doctor"]  # which nobody who has typed it is told to type
+    warn(said for said in submission.warnings if not (proves and PROVE_SHARED in said))
     return submission
 
 

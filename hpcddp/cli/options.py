@@ -49,8 +49,18 @@ class RequestCommand(click.Command):
             own, command = args[:cut], args[cut + 1 :]
             if not command or not command[0].strip():
                 raise click.UsageError("No program follows `--`; put your command there.")
+            if command[0].startswith("-"):
+                raise click.UsageError(
+                    f"`{command[0]}` follows `--`, where your own program comes, and is an option. "
+                    "Type it before `--`, or behind a program."
+                )
         context.obj = tuple(command)
-        return super().parse_args(context, own)
+        try:
+            return super().parse_args(context, own)
+        except click.NoSuchOption as error:
+            if not command:
+                error.message += " Your own program comes after `--`, with its options."
+            raise
 
 
 def build_request(

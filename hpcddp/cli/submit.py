@@ -10,6 +10,7 @@ import click
 from hpcddp.cli.options import RequestCommand, build_request, request_options
 from hpcddp.config.layout import EXIT_DONE, EXIT_FAILED
 from hpcddp.config.write import config_text
+from hpcddp.launch.advice import advice
 from hpcddp.launch.phrases import command_line, count_text
 from hpcddp.launch.request import resolve_request, world_size
 from hpcddp.launch.sbatch import ask_sbatch
@@ -96,4 +97,6 @@ def _show(submission: Submission) -> int:
         return EXIT_DONE
     accepted, words = opinion
     click.echo(f"\n# sbatch --test-only: {words}")
+    if not accepted and (more := advice(words)):
+        click.echo(f"# {more}")
     return EXIT_DONE if accepted else EXIT_FAILED

@@ -12,6 +12,7 @@ _SHARED = (
     *("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cephfs", "panfs", "wekafs", "pvfs2"),
     *("orangefs", "glusterfs", "afs", "cifs", "smb3", "daos", "juicefs", "quobyte"),
 )
+PROVE_SHARED = "python -m hpcddp doctor --nodes 2"
 _MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 _DISK = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "vfat", "overlay")
 
@@ -70,7 +71,7 @@ def sharing_warning(path: Path, mount: Mount | None) -> str | None:
     what = "" if mount is None else why.get(mount.reach, ", and whether it is shared is not known")
     return (
         f"{path} is on {kind}{what}. All nodes must see the runs: set HPCDDP_RUNS_DIR to a shared "
-        "file system, or prove that this one is: python -m hpcddp doctor --nodes 2"
+        f"file system, or prove that this one is: {PROVE_SHARED}"
     )
 
 

@@ -6,6 +6,8 @@ Later layers win. Knows the schema and OmegaConf; knows no cluster and no file n
 import dataclasses
 import functools
 import re
+import types
+import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +20,7 @@ from hpcddp.config import schema
 from hpcddp.config.build import hints_of
 from hpcddp.config.files import did_you_mean
 from hpcddp.config.schema import RunConfig
-from hpcddp.config.yaml_text import load_yaml_mapping, parse_yaml
+from hpcddp.config.yaml_text import dump_yaml, load_yaml_mapping, parse_yaml
 from hpcddp.errors import ConfigError
 
 # Read at submission; Slurm's own input variables keep their meaning, below the command line.
@@ -31,6 +33,14 @@ ENVIRONMENT_KEYS = {
     "SBATCH_TIMELIMIT": "resources.time",
     "HPCDDP_DATA_ROOT": "data.root",
     "HPCDDP_PROJECT": "resources.project",
+}
+
+
+_NEEDED: Mapping[object, str] = {
+    float: "a number such as 0.1",
+    int: "a whole number such as 2",
+    bool: "true or false",
+    str: "text",
 }
 
 
@@ -195,9 +205,23 @@ def _to_config(values: Mapping[str, Any], sources: Mapping[str, str]) -> RunConf
     try:
         plain = OmegaConf.to_object(OmegaConf.merge(_schema(), values))
     except OmegaConfBaseException as error:
-        key, reason = error.full_key, str(error).splitlines()[0]
-        raise ConfigError(f"{sources.get(key, 'configuration')}: {key}: {reason}") from None
+        key = error.full_key
+        reason = _needed_at(key, values) or f": {str(error).splitlines()[0]}"
+        raise ConfigError(f"{sources.get(key, 'configuration')}: {key}{reason}") from None
     return dataclasses.replace(plain, command=tuple(plain.command))
+
+
+def _needed_at(key: str, values: Mapping[str, Any]) -> str:
+    """What a key needs and what was found there, "" where its type is none of the plain ones."""
+    kind = type_at(key)
+    kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    needed = [_NEEDED[each] for each in kinds if each in _NEEDED]
+    if not needed:
+        return ""
+    found: Any = values
+    for part in key.split("."):
+        found = found[part]
+    return f" needs {needed[0]}, found {dump_yaml(found)}."
 
 
 def _check(config: RunConfig, sources: Mapping[str, str]) -> None:

@@ -69,6 +69,9 @@ class TrainConfig:
     hang_timeout_s: int = 1800
 
 
+FASHION_MNIST_ROOT = "/usr/share/datasets/fashion-mnist"  # Debian's dataset-fashion-mnist
+
+
 @dataclass(frozen=True, slots=True)
 class DataConfig:
     """Which images, from where, and what is done to them."""
@@ -141,7 +144,7 @@ class RequeueConfig:
 class RunConfig:
     """One run, resolved. `command` replaces training by the user's own program."""
 
-    experiment: str = "digits"  # a file of configs/train
+    experiment: str | None = None  # a file of configs/train; null: none
     cluster: str = "auto"  # a file of configs/clusters, or auto
     resources: Resources = field(default_factory=Resources)
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -252,4 +255,7 @@ def check_data(data: DataConfig) -> None:
 
 def _check_length(train: TrainConfig) -> None:
     if train.max_steps is None and train.max_epochs is None:
-        raise ConfigError("train.max_steps and train.max_epochs are both unset: set one of them.")
+        raise ConfigError(
+            "train.max_steps and train.max_epochs are both unset: set one of them, or name an "
+            "experiment that does (experiment=NAME)."
+        )

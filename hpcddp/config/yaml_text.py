@@ -68,7 +68,14 @@ def parse_yaml(text: str, where: str) -> Any:  # noqa: ANN401
     try:
         return yaml.load(text, Loader=_Loader)  # a SafeLoader
     except yaml.YAMLError as error:
-        raise ConfigError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from None
+        said = " ".join(str(error).replace('in "<unicode string>", line', "in line").split())
+        tab = ". A tab is there: indent with blanks." if _is_at_tab(error, text) else ""
+        raise ConfigError(f"{where}: not valid YAML: {said}{tab}") from None
+
+
+def _is_at_tab(error: yaml.YAMLError, text: str) -> bool:
+    mark = getattr(error, "problem_mark", None)
+    return mark is not None and text[mark.index : mark.index + 1] == "\t"
 
 
 def dump_yaml(value: Any) -> str:  # noqa: ANN401

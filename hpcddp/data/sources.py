@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from hpcddp.config.schema import FASHION_MNIST_ROOT
 from hpcddp.errors import ConfigError, HpcddpError
 
 Arrays = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 
-FASHION_MNIST_ROOT = "/usr/share/datasets/fashion-mnist"  # Debian's dataset-fashion-mnist
 _DIGITS_TEST_EVERY = 5  # one in five digits of each class is for testing
 _DIGITS_WHITE = 16  # the original pixels are 0..16
 _IDX_UINT8 = 0x08

@@ -108,6 +108,8 @@ def _shared(mount: Facts | None, facts: Facts, fix: str, proof: str) -> Verdict:
     """`proof` is what a job adds to what the kind of file system tells."""
     if facts["profile"].get("launcher") == "local":
         return not_testable(_NOT_NEEDED)
+    if mount and mount.get("is_proven"):
+        return ok(f"{mount['path']} on {mount['kind']}: the nodes of an earlier job share it")
     if mount is None or mount["reach"] == "unknown":
         kind = mount["kind"] if mount else "no such mount"
         return not_testable(f"kind of file system unknown ({kind}); doctor {proof}")
@@ -229,12 +231,20 @@ def settle_by_job(login: Sequence[Finding], job: Sequence[Finding]) -> list[Find
 
     def settled(each: Finding) -> Finding:
         check, said = _PROOFS.get(each.name, ("", ""))
-        seen = {one.status for one in job if one.name == check}
-        if seen != {"ok"} or each.found == _NOT_NEEDED:
+        if not _is_ok(check, job) or each.found == _NOT_NEEDED:
             return each
         return finding(each.name, each.host, ok(f"{each.found}: {said}"))
 
     return [settled(each) for each in login]
+
+
+def all_nodes_see_runs(job: Sequence[Finding]) -> bool:
+    """True where the findings of a job of several nodes prove it."""
+    return _is_ok(RUNS_SHARED, job)
+
+
+def _is_ok(check: str, findings: Sequence[Finding]) -> bool:
+    return {each.status for each in findings if each.name == check} == {"ok"}
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ from hpcddp.cluster.filesystems import existing_part, mount_of
 from hpcddp.cluster.live import Ask, ask_slurm, read_live
 from hpcddp.cluster.profile import CLUSTER_VARIABLE, ClusterProfile, choose_profile, load_profile
 from hpcddp.cluster.scrub import inherited_names, looks_secret
+from hpcddp.cluster.shared_runs import is_proven
 from hpcddp.cluster.variable_check import variable_warnings
 from hpcddp.doctor.quota import read_quota
 from hpcddp.errors import ConfigError
@@ -92,9 +93,9 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _mount(path: Path) -> Mapping[str, str] | None:
+def _mount(path: Path) -> Mapping[str, Any] | None:
     mount = mount_of(path)
-    return mount.as_facts(path) if mount else None
+    return {**mount.as_facts(path), "is_proven": is_proven(path)} if mount else None
 
 
 def _space(path: Path) -> dict[str, int | None]:

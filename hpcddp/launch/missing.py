@@ -15,11 +15,19 @@ from string import Template
 
 from hpcddp.cluster.filesystems import mount_of, sharing_warning
 from hpcddp.cluster.profile import ClusterProfile
+from hpcddp.cluster.shared_runs import is_proven
+from hpcddp.config.schema import FASHION_MNIST_ROOT
+from hpcddp.launch.phrases import INTERPRETERS, own_program
 from hpcddp.launch.request import ResolvedRequest
 
 # torchvision marks each builder of a classification model so, with more decorators in between.
 _BUILDER = re.compile(r"^@register_model\(\)\n(?:@.*\n|[ )].*\n)*def (\w+)", re.MULTILINE)
-_CIFAR10 = "cifar-10-batches-py"  # what its archive unpacks to, and torchvision looks for
+# Where data lie without data.root ("" for the working directory), and what that folder holds.
+_HELD: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "cifar10": ("", ("cifar-10-batches-py",)),  # what its archive unpacks to
+    "fashion_mnist": (FASHION_MNIST_ROOT, ("train-images-idx3-ubyte.gz",)),
+    "imagenet": ("", ("train", "val")),
+}
 
 
 def missing_here(
@@ -46,7 +54,7 @@ def _shared_runs(request: ResolvedRequest, runs: Path) -> Iterator[str]:
     """Cheap: no job. An emulated node is this host, and shares all."""
     if request.profile.launcher != "local":
         sentence = sharing_warning(runs, mount_of(runs))
-        yield from [sentence] if sentence else []
+        yield from [sentence] if sentence and not is_proven(runs) else []
 
 
 def _runs_and_scratch(
@@ -86,27 +94,43 @@ def _programs(request: ResolvedRequest, environ: Mapping[str, str]) -> Iterator[
     if request.config.resources.container:  # an image has programs of its own
         return
     program, *words = command
-    missing = []
     by_setup = profile.modules or profile.setup  # which may bring programs along
     if not by_setup and not shutil.which(program, path=environ.get("PATH")):
-        missing.append(program)
+        yield _unfound_program(program)
     if not {"-m", "-c"} & set(words):  # after which no file follows
         scripts = [word for word in words if word.endswith((".py", ".sh"))]
-        missing += [script for script in scripts[:1] if not os.path.exists(script)]
-    yield from (f"`{each}` is not found here, in {Path.cwd()}." for each in missing)
+        yield from (_not_here(each) for each in scripts[:1] if not os.path.exists(each))
+
+
+def _unfound_program(program: str) -> str:
+    if not os.path.isfile(program):
+        return _not_here(program)
+    starts = os.access(program, os.X_OK)
+    reason = "not on PATH" if starts else "not executable"
+    by_interpreter = program.endswith(tuple(INTERPRETERS))
+    first = "" if by_interpreter or starts else f"`chmod +x {program}`, then "
+    return f"`{program}` is there, but {reason}. Type {first}`{own_program(program)} ...`."
+
+
+def _not_here(file: str) -> str:
+    return f"`{file}` is not found here, in {Path.cwd()}."
 
 
 def _data(request: ResolvedRequest) -> Iterator[str]:
     name, root = request.config.data.name, request.config.data.root
     if root is not None and not os.path.exists(root):  # also False where this host may not look
         yield f"data.root={root} is not found here. Do the nodes have it?"
-    elif name == "cifar10" and not os.path.exists(os.path.join(root or ".", _CIFAR10)):
-        yield (
-            f"data.root={root} holds no {_CIFAR10} here. Do the nodes have it?"
-            if root
-            else f"data.root is not set, and {Path.cwd()} holds no {_CIFAR10}. Type "
-            "data.root=FOLDER, the one that holds it."
-        )
+    elif name in _HELD:
+        usual, needed = _HELD[name]
+        folder = root or usual or Path.cwd()
+        missing = [each for each in needed if not os.path.exists(os.path.join(folder, each))]
+        if missing and root:
+            yield f"data.root={root} holds no {missing[0]} here. Do the nodes have it?"
+        elif missing:
+            yield (
+                f"data.root is not set, and {folder} holds no {missing[0]} here. Type "
+                "data.root=FOLDER, the one that holds it."
+            )
 
 
 def _model(request: ResolvedRequest) -> Iterator[str]:

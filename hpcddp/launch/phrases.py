@@ -1,7 +1,10 @@
 """Words and columns that all verbs share: what to type next, counts, tables. Knows no run."""
 
+import os
 import shlex
 from collections.abc import Sequence
+
+INTERPRETERS = {".py": "python", ".sh": "bash"}
 
 
 def command_line(verb: str, run: str, *options: str) -> str:
@@ -12,6 +15,13 @@ def command_line(verb: str, run: str, *options: str) -> str:
 def resume_hint(run: str) -> str:
     """What to type where nothing starts a run again by itself."""
     return f"`{command_line('resume', run)}` goes on"
+
+
+def own_program(file: str) -> str:
+    """What starts this file in a job: a script by its interpreter, another one by its path."""
+    interpreter = INTERPRETERS.get(os.path.splitext(file)[1])
+    path = file if os.path.dirname(file) or interpreter else f"./{file}"
+    return f"-- {interpreter} {path}" if interpreter else f"-- {path}"
 
 
 def count_text(number: int | None, noun: str) -> str:

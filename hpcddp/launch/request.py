@@ -9,7 +9,7 @@ from typing import Any
 from hpcddp.cluster.profile import CLUSTER_VARIABLE, ClusterProfile, choose_profile, settle
 from hpcddp.cluster.profile_file import read_merged
 from hpcddp.config.batch import check_processes, plan_batches
-from hpcddp.config.files import find_config, find_job
+from hpcddp.config.files import find_config, find_job, list_configs, shipped_dir
 from hpcddp.config.load import (
     Layer,
     Resolved,
@@ -21,6 +21,7 @@ from hpcddp.config.load import (
 from hpcddp.config.schema import Resources, RunConfig, check_data
 from hpcddp.errors import ConfigError
 from hpcddp.launch.limits import beyond_limits, check_account
+from hpcddp.launch.phrases import INTERPRETERS, own_program
 
 DEFAULT_JOB = "digits"
 _CHOOSES_QUEUE = ("queue", "partition", "qos", "reservation")
@@ -92,22 +93,45 @@ def _beyond_limits(request: ResolvedRequest) -> tuple[str, ...]:
 
 
 def _resolve(request: Request, environ: Mapping[str, str]) -> ResolvedRequest:
-    job = file_layer(find_job(DEFAULT_JOB if request.job is None else request.job))
+    job = file_layer(_job_file(DEFAULT_JOB if request.job is None else request.job, environ))
     options = Layer("command line", {"resources": dict(request.resources)})
     overrides = command_line_layer(request.overrides)
-    named = {"experiment": "digits", "cluster": "auto", **job.values}
+    named = {"experiment": None, "cluster": "auto", **job.values}
     if environ.get(CLUSTER_VARIABLE):
         named["cluster"] = environ[CLUSTER_VARIABLE]
     named |= overrides.values
     cluster = named["cluster"] if request.cluster is None else request.cluster
-    train = file_layer(find_config("train", str(named["experiment"]), environ))
-    command = {"command": list(request.command)} if request.command else {}
-    above = (train, job, environment_layer(environ), options, overrides)
+    train = _experiment_layers(named["experiment"], environ)
+    command = Layer("chosen", {"command": list(request.command)} if request.command else {})
+    above = (*train, job, environment_layer(environ), options, overrides, command)
     profile = settled_profile(str(cluster), above, environ, is_test=request.is_test)
     queue = {"resources": {"queue": profile.queue}} if profile.queue else {}
-    chosen = Layer("chosen", {"cluster": profile.name, **queue, **command})
+    chosen = Layer("chosen", {"cluster": profile.name, **queue})
     resolved = resolve((_without_other_memory(profile.layer, above), *above, chosen))
     return ResolvedRequest(resolved, profile, _job_name(request, job))
+
+
+def _job_file(text: str, environ: Mapping[str, str]) -> Path:
+    path = find_job(text)
+    if path.suffix in INTERPRETERS:
+        raise ConfigError(
+            f"`{text}` is a program, and a job file was needed. Your own program comes after the "
+            f"options and `--`: {own_program(text)}"
+        )
+    experiments = list_configs("train", environ).values()
+    if path.resolve() not in [known.resolve() for known in experiments]:
+        return path
+    job = shipped_dir("jobs") / path.name
+    or_job = f", or its job file jobs/{path.name}" if job.exists() else ""
+    raise ConfigError(
+        f"`{text}` is an experiment, and a job file was needed. Type experiment={path.stem} "
+        f"instead{or_job}."
+    )
+
+
+def _experiment_layers(name: object, environ: Mapping[str, str]) -> tuple[Layer, ...]:
+    """None where neither the job file nor anybody above it names an experiment."""
+    return () if name is None else (file_layer(find_config("train", str(name), environ)),)
 
 
 def settled_profile(

@@ -4,16 +4,23 @@ import fcntl
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
-from hpcddp.checkpoint_dir import is_usable, list_checkpoints
+from hpcddp.checkpoint_dir import CheckpointInfo, is_usable, list_checkpoints, read_manifest
 from hpcddp.cluster.profile import load_profile
+from hpcddp.config.identity import (
+    check_identity,
+    check_unchanged,
+    chosen_settings,
+    identity_of,
+)
 from hpcddp.config.load import command_line_layer
 from hpcddp.config.write import config_text, read_config, read_resolved
 from hpcddp.errors import HpcddpError
 from hpcddp.launch.aside import forget_aside, keep_aside, put_back
 from hpcddp.launch.history import read_history, since_submission
 from hpcddp.launch.phrases import command_line
-from hpcddp.launch.request import ResolvedRequest
+from hpcddp.launch.request import ResolvedRequest, world_size
 from hpcddp.launch.submission import Submission, prepare_in, send_job
 from hpcddp.launch.watch.status import RunStatus
 from hpcddp.run_dir import RunDir, write_atomically
@@ -33,8 +40,9 @@ def resume_run(
 
     Returns what was sent and its job id. A run whose state nobody knows any more is sent too.
 
-    Raises HpcddpError for a run that is still going on, finished with nothing changed, or beyond
-    its length, and SubmissionFailed when Slurm refuses: then nothing has changed.
+    Raises HpcddpError for a run that is still going on, finished with nothing changed, beyond its
+    length, or given settings that its checkpoint does not allow, and SubmissionFailed when Slurm
+    refuses: then nothing has changed.
     """
     _refuse_living(status)
     put_back(run_dir)  # of an earlier `resume` that was killed
@@ -46,7 +54,7 @@ def resume_run(
     if status.state == "finished" and not overrides:
         raise HpcddpError(f"Run `{run_dir.name}` is finished. {_what_next(run_dir)}")
     submission = _prepare_again(run_dir, overrides, environ)
-    _refuse_fewer_steps(submission)
+    _refuse_what_the_job_would(submission)
     keep_aside(run_dir)
     try:
         if overrides:
@@ -122,11 +130,29 @@ def _refuse_living(status: RunStatus) -> None:
         )
 
 
-def _refuse_fewer_steps(submission: Submission) -> None:
-    run_dir, asked = submission.run_dir, submission.request.config.train.max_steps
-    newest_first = reversed(list_checkpoints(run_dir.checkpoints))
+def _refuse_what_the_job_would(submission: Submission) -> None:
+    """Raise now what the job would raise when it has found its newest checkpoint."""
+    newest_first = reversed(list_checkpoints(submission.run_dir.checkpoints))
     newest = next((found for found in newest_first if is_usable(found.path)), None)
-    if asked is None or newest is None or newest.step <= asked:
+    if newest is not None:
+        _refuse_fewer_steps(submission, newest)
+        _refuse_other_settings(submission, newest.path)
+
+
+def _refuse_other_settings(submission: Submission, checkpoint: Path) -> None:
+    config, profile = submission.request.config, submission.request.profile
+    extra = read_manifest(checkpoint).extra
+    check_identity(checkpoint, extra, identity_of(config, submission.run_dir.name))
+    if config.checkpoint.strict_fingerprint:
+        there = {**extra.get("settings", {}), **extra.get("fingerprint", {})}
+        here = {**chosen_settings(config), "world_size": world_size(config, profile)}
+        known = (key for key in sorted(here) if there.get(key, here[key]) != here[key])
+        check_unchanged(checkpoint, {key: [there[key], here[key]] for key in known})
+
+
+def _refuse_fewer_steps(submission: Submission, newest: CheckpointInfo) -> None:
+    run_dir, asked = submission.run_dir, submission.request.config.train.max_steps
+    if asked is None or newest.step <= asked:
         return
     raise HpcddpError(
         f"Run `{run_dir.name}` has done {newest.step} steps ({newest.path.name}), and "

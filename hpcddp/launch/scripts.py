@@ -160,17 +160,23 @@ def _wrapped(line: str) -> list[str]:
     return textwrap.wrap(line, _WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
-def write_scripts(folder: Path, *, overwrite: bool = False) -> list[Path]:
-    """Write all scripts; returns those that exist with other contents and were left alone."""
+def write_scripts(folder: Path, *, overwrite: bool = False) -> dict[Path, str]:
+    """Write all scripts; says of each whether it was `written`, was there already (`unchanged`), or
+    `differs` and was left alone.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    kept = []
+    outcomes = {}
     for name in SCRIPTS:
         path, text = folder / f"{name}.sbatch", plain_script(name)
-        if path.exists() and not overwrite and path.read_text(encoding="utf-8") != text:
-            kept.append(path)
-        else:
+        there = path.read_text(encoding="utf-8") if path.exists() else None
+        if there == text:
+            outcomes[path] = "unchanged"
+        elif there is None or overwrite:
             path.write_text(text, encoding="utf-8")
-    return kept
+            outcomes[path] = "written"
+        else:
+            outcomes[path] = "differs"
+    return outcomes
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -182,16 +188,16 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--overwrite", action="store_true", help="also replace what you changed")
     typed = parser.parse_args(words)
     try:
-        kept = write_scripts(typed.folder, overwrite=typed.overwrite)
+        outcomes = write_scripts(typed.folder, overwrite=typed.overwrite)
     except OSError as error:
         print(f"Error: cannot write to {typed.folder}: {error}", file=sys.stderr)
         return EXIT_FAILED
-    for path in (typed.folder / f"{name}.sbatch" for name in SCRIPTS):
-        if path not in kept:
-            print(f"{path} written")
-    for path in kept:
-        print(f"{path} differs and was left as it is; --overwrite replaces it", file=sys.stderr)
-    return EXIT_FAILED if kept else EXIT_DONE
+    for path, outcome in outcomes.items():
+        if outcome == "differs":
+            print(f"{path} differs and was left as it is; --overwrite replaces it", file=sys.stderr)
+        else:
+            print(f"{path} {outcome}")
+    return EXIT_FAILED if "differs" in outcomes.values() else EXIT_DONE
 
 
 if __name__ == "__main__":

@@ -78,8 +78,3 @@ def changes(saved: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, list
         for name in names
         if saved.get(name) != here.get(name)
     }
-
-
-def change_words(changed: Mapping[str, Any]) -> str:
-    """The changes as part of a sentence."""
-    return ", ".join(f"{name} was {then} and is {now}" for name, (then, now) in changed.items())

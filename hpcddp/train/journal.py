@@ -10,9 +10,9 @@ import time
 from typing import Any
 
 from hpcddp.checkpoint_dir import CheckpointInfo, read_manifest
+from hpcddp.config.identity import change_words
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.run_dir import RunDir, append_json_line, survive_unwritten_records
-from hpcddp.train.fingerprint import change_words
 from hpcddp.train.resume import ResumePoint
 
 _log = logging.getLogger(__name__)

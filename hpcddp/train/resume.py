@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from hpcddp.config.batch import MicroBatch
-from hpcddp.errors import ConfigError
+from hpcddp.config.identity import check_identity, check_unchanged
 from hpcddp.run_dir import RunDir
 from hpcddp.train.checkpoint import LoadedCheckpoint, load_newest
-from hpcddp.train.fingerprint import change_words, changes
+from hpcddp.train.fingerprint import changes
 from hpcddp.train.process_group import Ranks
 from hpcddp.train.state import TrainState
 
@@ -97,12 +97,9 @@ def _warn_of_ema(loaded: LoadedCheckpoint, state: TrainState) -> None:
 
 
 def _checked(loaded: LoadedCheckpoint, expected: Expected) -> ResumePoint:
-    identity = expected.identity
     for problem in loaded.skipped:
         _log.warning("A newer checkpoint cannot be used: %s", problem)
-    differing = [key for key, value in identity.items() if loaded.extra.get(key, value) != value]
-    if differing:
-        raise _is_of_another_run(loaded, identity, differing)
+    check_identity(loaded.path, loaded.extra, expected.identity)
     images = loaded.extra.get("micro_batch")
     first = MicroBatch(images, loaded.extra.get("micro_batch_devices", 1)) if images else None
     here = expected.settings(first)
@@ -112,26 +109,6 @@ def _checked(loaded: LoadedCheckpoint, expected: Expected) -> ResumePoint:
         **changes(loaded.extra.get("fingerprint", {}), expected.fingerprint),
         **changes(there, here),
     }
-    if changed and expected.is_strict:
-        raise ConfigError(
-            f"{loaded.path} was written under other conditions: {change_words(changed)}. Going on "
-            "would not end with the same bits. Start it as before, or allow it with "
-            "`checkpoint.strict_fingerprint=false`.",
-            "other_fingerprint",
-        )
+    if expected.is_strict:
+        check_unchanged(loaded.path, changed)
     return ResumePoint(loaded.step, str(loaded.path), changed, first)
-
-
-def _is_of_another_run(
-    loaded: LoadedCheckpoint, identity: Mapping[str, Any], differing: list[str]
-) -> ConfigError:
-    said = ", ".join(
-        f"{key}={loaded.extra[key]} there and {identity[key]} here" for key in differing
-    )
-    settings = " ".join(f"{key}={loaded.extra[key]}" for key in differing if key != "run")
-    way_out = f"Go on with `{settings}`, or start" if settings else "Start"
-    return ConfigError(
-        f"{loaded.path} cannot be continued by this run: {said}. {way_out} a new run under "
-        "another name (`hpcddp submit --name NAME`).",
-        "foreign_checkpoint",
-    )

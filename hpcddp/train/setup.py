@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from hpcddp.config.batch import MicroBatch, busy_devices, check_processes
+from hpcddp.config.identity import identity_of
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.config.schema import RunConfig
 from hpcddp.data.datasets import Batch
@@ -34,7 +35,7 @@ from hpcddp.train.schedule import describe
 from hpcddp.train.state import TrainState
 from hpcddp.train.step_timer import NoTimer, StepTimer, Timer
 from hpcddp.train.stop import StopVote
-from hpcddp.train.task import Task, identity_of, settings_of
+from hpcddp.train.task import Task, settings_of
 from hpcddp.train.traffic import Traffic
 from hpcddp.train.warm_up import warm_up
 from hpcddp.train.watchdog import Watchdog

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from hpcddp.config.identity import identity_of
 from hpcddp.config.layout import EXIT_AGAIN, ProcessLayout
 from hpcddp.config.schema import RunConfig
 from hpcddp.leave import leave
@@ -18,7 +19,7 @@ from hpcddp.train.process_group import is_parting
 from hpcddp.train.replicas import devices_per_process
 from hpcddp.train.resume import Expected, find_checkpoint, is_finished
 from hpcddp.train.setup import Process, Session, build_session
-from hpcddp.train.task import Task, build_task, identity_of, settings_of, with_micro_batch
+from hpcddp.train.task import Task, build_task, settings_of, with_micro_batch
 
 _ENDED_WITHIN_S = 10.0  # by the launcher, after another process has left with a code that is not 0
 

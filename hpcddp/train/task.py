@@ -5,40 +5,16 @@ Knows no process group and no state.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hpcddp.config.batch import BatchPlan, MicroBatch, plan_batches
+from hpcddp.config.identity import chosen_settings
 from hpcddp.config.layout import ProcessLayout
-from hpcddp.config.schema import OptimConfig, RunConfig, value_at
+from hpcddp.config.schema import RunConfig
 from hpcddp.data.datasets import Dataset, build_dataset
 from hpcddp.data.sampler import num_steps, step_epoch
 from hpcddp.train.schedule import LrSchedule, build_schedule
-
-# Only a run that agrees in these can be continued; the rest may be changed between two starts.
-IDENTITY_KEYS = (
-    "train.model",
-    "train.model_options",
-    "train.global_batch",
-    "train.seed",
-    "data.name",
-    "data.image_size",
-)
-
-
-# Of what may be changed, what the bits depend on: a resumed run says so.
-SETTINGS_KEYS = (
-    "train.replicas",
-    "train.channels_last",
-    "train.precision",
-    "train.label_smoothing",
-    "train.max_grad_norm",
-    "train.ema_decay",
-    "data.augment",
-    "ddp.bucket_cap_mib",
-    "ddp.static_graph",
-    *(f"optim.{field.name}" for field in fields(OptimConfig)),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,17 +104,11 @@ def _total_steps(config: RunConfig, num_samples: int) -> int:
     return min(limits)
 
 
-def identity_of(config: RunConfig, run_name: str) -> Mapping[str, Any]:
-    """What makes a checkpoint one of this run; kept in its manifest."""
-    return {"run": run_name, **{key: value_at(config, key) for key in IDENTITY_KEYS}}
-
-
 def settings_of(task: Task) -> Mapping[str, Any]:
     """What the bits of the run depend on and may be changed; kept in its manifests too.
 
     The micro-batch is the one in use, whoever has chosen it. The order of the samples is another
     one where there are more or fewer of them.
     """
-    chosen = {key: value_at(task.config, key) for key in SETTINGS_KEYS}
     counts = {"micro_batch": task.plan.micro_batch, "training images": len(task.train_set)}
-    return chosen | counts
+    return chosen_settings(task.config) | counts

@@ -122,7 +122,7 @@ def test_what_fails_in_a_process_reaches_the_shell(compare, tmp_path):
         (["--sweep", "ddp.bucket_cap_mib=1,2"], "Use --nodes 2"),
         (["--sweep", "ddp.bucket_cap_mib=1,2", "--modes", "dp"], "only ddp has such settings"),
         (["--sweep", "ddp.bucket_cap_mib=1,2", "--devices", "2"], "without --devices"),
-        (["--nodes", "2", "--sweep", "ddp.bucket_cap_mib=1,a"], "to Integer"),
+        (["--nodes", "2", "--sweep", "ddp.bucket_cap_mib=1,a"], "needs a whole number such as 2"),
         (["--rounds", "0"], "--rounds"),
         (["train.devices=3"], "unknown key `train.devices`"),
     ],

@@ -11,8 +11,10 @@ from click.testing import CliRunner
 
 from hpcddp.cli import doctor as doctor_module
 from hpcddp.cli.doctor import _expected_busbw
+from hpcddp.cluster.shared_runs import is_proven
 from hpcddp.config.layout import EXIT_INTERRUPTED
 from hpcddp.config.schema import RunConfig
+from hpcddp.doctor.findings import RUNS_SHARED, Finding, as_document
 from hpcddp.launch.watch import follow as follow_module
 
 ROOT = Path(__file__).parents[2]
@@ -108,6 +110,22 @@ def test_who_stops_looking_is_told_nothing_of_the_job(tmp_path, monkeypatch):
     done = CliRunner().invoke(doctor_module.command, words)
     assert done.exit_code == EXIT_INTERRUPTED
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("cluster", "status", "proves"),
+    [("generic", "ok", True), ("generic", "fail", False), ("local", "ok", False)],
+)
+def test_a_job_whose_nodes_share_the_runs_is_remembered(
+    tmp_path, monkeypatch, cluster, status, proves
+):
+    (tmp_path / "runs").mkdir()
+    monkeypatch.setenv("HPCDDP_RUNS_DIR", str(tmp_path / "runs"))
+    document = as_document([Finding(RUNS_SHARED, "", status, "seen at once")])
+    monkeypatch.setattr(doctor_module, "_is_hopeless", lambda findings: False)
+    monkeypatch.setattr(doctor_module, "_document_of_job", lambda *_, **__: document)
+    CliRunner().invoke(doctor_module.command, ["--cluster", cluster, "--nodes", "2"])
+    assert is_proven(tmp_path / "runs") is proves
 
 
 def test_a_typing_error_is_no_finding(tmp_path):

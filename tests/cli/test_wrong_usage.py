@@ -35,6 +35,8 @@ def hpcddp(tmp_path, monkeypatch, capfd):
         ([""], "No job file ``"),
         (["folder"], "`folder` is a folder"),
         (["python", "mine.py"], "your own program comes after `--`"),
+        (["mine.py"], "Your own program comes after the options and `--`: -- python mine.py"),
+        (["python", "mine.py", "--epochs", "3"], "program comes after `--`, with its options"),
         (["x" * 300], "File name too long"),
         (["twice.yaml"], "key `seed` is given twice"),
         (["command=train.py"], "command needs a list of words"),
@@ -42,6 +44,7 @@ def hpcddp(tmp_path, monkeypatch, capfd):
         (["command=[python, --lr, 1e-3]"], "command needs text, found 0.001"),
         (["train.model=???"], "stands for a value to fill in"),
         (["--", ""], "No program follows `--`"),
+        (["--", "--help"], "`--help` follows `--`, where your own program comes"),
         (["--partition", ""], "partition is empty"),
         (["--partition", "a\nb"], "does not survive sbatch"),
         ([f"{DIRECTIVES}.comment=a\\b"], "does not survive sbatch"),
@@ -62,6 +65,7 @@ def hpcddp(tmp_path, monkeypatch, capfd):
 )
 def test_a_mistake_is_refused_before_anything_is_written(hpcddp, words, said):
     Path("folder").mkdir()
+    Path("mine.py").write_text("print('no YAML')\n")
     Path("twice.yaml").write_text("train:\n  seed: 1\n  seed: 2\n")
     options = [] if "--cluster" in words else ["--cluster", "generic-cpu"]
     code, output = hpcddp("submit", *options, *words)

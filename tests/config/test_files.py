@@ -81,6 +81,13 @@ def test_a_broken_file_is_one_sentence_with_its_name_and_line(elsewhere):
         load_yaml_mapping(path)
 
 
+def test_a_tab_in_a_file_is_named_with_the_file_and_the_line(elsewhere):
+    path = write(elsewhere / "x.yaml", "# für\ntrain:\n\tmodel: resnet18\n")
+    with pytest.raises(ConfigError, match=r"x\.yaml: .* in line 3, .*\. A tab is there") as caught:
+        load_yaml_mapping(path)
+    assert "string" not in caught.value.message
+
+
 def test_a_list_is_not_a_configuration(elsewhere):
     with pytest.raises(ConfigError, match="needed `key: value`"):
         load_yaml_mapping(write(elsewhere / "x.yaml", "- a\n"))

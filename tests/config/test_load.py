@@ -36,6 +36,24 @@ def all_keys(section=RunConfig, prefix=""):
             yield f"{prefix}{field.name}"
 
 
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("optim.lr=0,1", "optim.lr needs a number such as 0.1, found 0,1."),
+        ("train.max_epochs=1h", "train.max_epochs needs a number such as 0.1, found 1h."),
+        ("train.max_steps=1.5", "train.max_steps needs a whole number such as 2, found 1.5."),
+        ("train.deterministic=maybe", "train.deterministic needs true or false, found maybe."),
+        ("train.seed=null", "train.seed needs a whole number such as 2, found null."),
+        ("train.model=null", "train.model needs text, found null."),
+        ("resources.srun=x", "resources.srun: Cannot assign str to Dict[str, Any]"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_told_what_is_needed(word, said):
+    with pytest.raises(ConfigError) as caught:
+        resolve_words(word)
+    assert caught.value.message == f"command line: {said}"
+
+
 def test_later_layers_win_and_sources_are_remembered():
     resolved = resolve(
         [

@@ -42,17 +42,39 @@ def test_without_a_partition_all_are_named_but_not_dozens():
     assert many.count(", ") == 7
 
 
+def test_who_asks_for_more_than_a_node_has_hears_what_nodes_have():
+    refusal = "error: Batch job submission failed: Requested node configuration is not available"
+    lines = ("gpu|64 CPUs, 500000 MB, gpu:a100:4", "cpu|8+ CPUs, 9+ MB, (null)")
+    said = advice(refusal, sinfo(*lines, "long|8+ CPUs, 9+ MB, (null)"))
+    assert said.startswith("No node has all that one node is asked for. Ask for less (resources.m")
+    has = "Nodes have: 64 CPUs, 500000 MB, gpu:a100:4 (gpu); 8+ CPUs, 9+ MB (cpu, long)"
+    assert said.endswith(f"or another --partition. {has}")
+    assert advice(refusal, sinfo()).endswith("or another --partition")
+
+
 @pytest.mark.parametrize("said", ["error: Invalid account", UNKNOWN.format("x")])
 def test_where_nothing_is_known_nothing_is_added(said):
     assert advice(said, sinfo()) == ""
 
 
-def test_submit_says_it_behind_the_words_of_sbatch(fake_sbatch):
-    for tool, line in (("sbatch", "echo 'sbatch: error: invalid partition specified: mian' >&2"),
-                       ("sinfo", "echo main; exit")):  # fmt: skip
-        program = fake_sbatch / "bin" / tool
+def install(workplace, **tools):
+    """Programs that are found first, each a line of shell."""
+    for tool, line in tools.items():
+        program = workplace / "bin" / tool
         program.write_text(f"#!/bin/sh\n{line}\nexit 1\n")
         program.chmod(0o755)
+
+
+def test_a_dry_run_says_it_behind_the_words_of_sbatch(fake_sbatch):
+    refusal = "Requested node configuration is not available"
+    install(fake_sbatch, sbatch=f"echo '{refusal}' >&2", sinfo="")
+    done = CliRunner().invoke(group, ["submit", "--cluster", "generic-cpu", "--dry-run"])
+    assert f"{refusal}\n# No node has all that one node is asked for." in done.stdout
+
+
+def test_submit_says_it_behind_the_words_of_sbatch(fake_sbatch):
+    refusal = "echo 'sbatch: error: invalid partition specified: mian' >&2"
+    install(fake_sbatch, sbatch=refusal, sinfo="echo main; exit")
     with pytest.raises(SubmissionFailed, match=r"specified: mian\. Choose another.*: main$"):
         CliRunner().invoke(
             group, ["submit", "--cluster", "generic-cpu"],

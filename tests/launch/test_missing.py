@@ -5,8 +5,9 @@ from click.testing import CliRunner
 
 from hpcddp.cli import group
 from hpcddp.cluster.filesystems import Mount
+from hpcddp.cluster.shared_runs import note_proof
 from hpcddp.errors import ConfigError, SubmissionFailed
-from hpcddp.launch.missing import torchvision_models
+from hpcddp.launch.missing import _HELD, torchvision_models
 
 
 def hpcddp(*words):
@@ -32,6 +33,26 @@ def test_submit_warns_of_a_program_that_is_not_there(workplace, command, missing
 
 
 @pytest.mark.parametrize(
+    ("program", "mode", "said"),
+    [
+        ("./mine.py", 0o644, "not executable. Type `-- python ./mine.py ...`."),
+        ("mine.py", 0o644, "not executable. Type `-- python mine.py ...`."),
+        ("mine.py", 0o755, "not on PATH. Type `-- python mine.py ...`."),
+        ("mine.sh", 0o644, "not executable. Type `-- bash mine.sh ...`."),
+        ("mine", 0o755, "not on PATH. Type `-- ./mine ...`."),
+        ("mine", 0o644, "not executable. Type `chmod +x mine`, then `-- ./mine ...`."),
+        ("./mine", 0o755, None),
+    ],
+)
+def test_submit_says_how_to_start_a_file_that_is_no_program(workplace, program, mode, said):
+    (workplace / program).touch()
+    (workplace / program).chmod(mode)
+    result = hpcddp("submit", "--dry-run", "--cluster", "local", "--", program)
+    expected = [f"Warning: `{program}` is there, but {said}"] if said else []
+    assert [line for line in result.stderr.splitlines() if "mine" in line] == expected
+
+
+@pytest.mark.parametrize(
     ("root", "is_said"), [("images", True), ("here", False), ("too-long-to-look-at" * 99, True)]
 )
 def test_submit_warns_of_data_that_are_not_there(workplace, root, is_said):
@@ -41,18 +62,36 @@ def test_submit_warns_of_data_that_are_not_there(workplace, root, is_said):
     assert (f"Warning: data.root={root} is not found here" in result.stderr) is is_said
 
 
+CIFAR10, FASHION = "cifar-10-batches-py", "train-images-idx3-ubyte.gz"
+
+
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("name", "root", "said"),
     [
-        ([], "data.root is not set, and {} holds no cifar-10-batches-py. Type data.root=FOLDER"),
-        (["data.root=empty"], "data.root=empty holds no cifar-10-batches-py here. Do the nodes"),
-        (["data.root=full"], None),
+        (
+            "cifar10",
+            None,
+            f"data.root is not set, and {{}} holds no {CIFAR10} here. Type data.root",
+        ),
+        ("cifar10", "empty", f"data.root=empty holds no {CIFAR10} here. Do the nodes have it?"),
+        ("cifar10", "full", None),
+        ("fashion_mnist", None, f"data.root is not set, and {{}}/usual holds no {FASHION} here."),
+        ("fashion_mnist", "empty", f"data.root=empty holds no {FASHION} here."),
+        ("fashion_mnist", "full", None),
+        ("imagenet", "empty", "data.root=empty holds no train here."),
+        ("imagenet", "half", "data.root=half holds no val here."),
+        ("imagenet", "full", None),
+        ("digits", "empty", None),
     ],
 )
-def test_submit_warns_of_a_folder_without_cifar10(workplace, words, said):
-    (workplace / "empty").mkdir()
-    (workplace / "full" / "cifar-10-batches-py").mkdir(parents=True)
-    words = ["submit", "--dry-run", "--cluster", "local", "data.name=cifar10", *words]
+def test_submit_warns_of_a_folder_without_the_data(workplace, monkeypatch, name, root, said):
+    usual = {"fashion_mnist": (f"{workplace}/usual", _HELD["fashion_mnist"][1])}
+    monkeypatch.setattr("hpcddp.launch.missing._HELD", {**_HELD, **usual})
+    for folder in ("empty", "half/train", *(f"full/{held}" for held in (CIFAR10, "train", "val"))):
+        (workplace / folder).mkdir(parents=True)
+    (workplace / "full" / FASHION).touch()
+    words = ["submit", "--dry-run", "--cluster", "local", f"data.name={name}"]
+    words += [f"data.root={root}"] if root else []
     warned = [line for line in hpcddp(*words).stderr.splitlines() if "data.root" in line]
     assert len(warned) == (said is not None)
     assert said is None or warned[0].startswith(f"Warning: {said.format(workplace)}")
@@ -144,6 +183,38 @@ def test_submit_warns_of_a_python_for_other_processors(
     said = "The nodes of site are aarch64, and this host with its python is x86_64"
     assert (said in result.stderr) is is_said
     assert not is_said or "resources.container=IMAGE" in result.stderr
+
+
+def test_who_has_proven_that_the_nodes_see_the_runs_is_not_warned_again(fake_sbatch, monkeypatch):
+    def is_warned(mount="/dev/a"):
+        on = Mount("/", "ext4", mount)
+        monkeypatch.setattr("hpcddp.launch.missing.mount_of", lambda path: on)
+        monkeypatch.setattr("hpcddp.cluster.shared_runs.mount_of", lambda path: on)
+        warned = hpcddp("submit", "--dry-run", "--cluster", "generic").stderr
+        return "doctor --nodes 2" in warned
+
+    assert is_warned()
+    (fake_sbatch / "runs").mkdir()
+    note_proof(fake_sbatch / "runs")
+    assert not is_warned()
+    assert is_warned("/dev/b")  # copied to another disk
+    (fake_sbatch / "runs").rename(fake_sbatch / "others")
+    monkeypatch.setenv("HPCDDP_RUNS_DIR", str(fake_sbatch / "others"))
+    assert is_warned()
+
+
+def test_the_proof_that_the_nodes_see_the_runs_does_not_advise_itself(fake_sbatch, monkeypatch):
+    on = Mount("/", "ext4", "/dev/a")
+    monkeypatch.setattr("hpcddp.launch.missing.mount_of", lambda path: on)
+    monkeypatch.setattr("hpcddp.cli.doctor._is_hopeless", lambda findings: False)
+    (fake_sbatch / "refuse").touch()  # so that nobody waits for it
+
+    def said(*verb):
+        words = [*verb, "--cluster", "generic-cpu", "--nodes", "2"]
+        return CliRunner().invoke(group, words, standalone_mode=False).stderr
+
+    assert "prove that this one is: python -m hpcddp doctor" in said("bench", "allreduce")
+    assert "doctor --nodes" not in said("doctor")
 
 
 def test_submit_warns_where_the_nodes_may_not_see_the_runs(fake_sbatch, monkeypatch):

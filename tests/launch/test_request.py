@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from hpcddp.cli import group
 from hpcddp.config.files import shipped_dir
+from hpcddp.config.schema import OptimConfig, TrainConfig
 from hpcddp.data.datasets import build_dataset
 from hpcddp.errors import ConfigError
 from hpcddp.launch.request import Request, check_sizes, resolve_request, world_size
@@ -145,6 +146,44 @@ def test_a_job_file_may_name_the_users_own_command(workplace):
     assert answer.config.command == ("python", "x.py")
     typed = Request(job="mine.yaml", cluster="local", command=("ls",))
     assert resolve_request(typed, {}).config.command == ("ls",)
+
+
+def test_a_job_file_without_an_experiment_gets_nothing_of_the_demo(workplace):
+    write(workplace / "mine.yaml", "train: {model: resnet18, max_epochs: 3}\n")
+    config = resolve_request(Request(job="mine.yaml", cluster="local"), {}).config
+    assert (config.train, config.optim) == (
+        dataclasses.replace(TrainConfig(), model="resnet18", max_epochs=3),
+        OptimConfig(),
+    )
+    named = Request(job="mine.yaml", cluster="local", overrides=("experiment=resnet50_cifar10",))
+    assert resolve_request(named, {}).config.data.name == "cifar10"
+
+
+@pytest.mark.parametrize("text", ["{}", "train: {model: resnet18}", "experiment: null"])
+def test_a_job_file_that_does_not_say_how_long_is_told_of_experiments(workplace, text):
+    write(workplace / "mine.yaml", text)
+    with pytest.raises(ConfigError, match=r"both unset.*experiment=NAME"):
+        resolve_request(Request(job="mine.yaml", cluster="local"), {})
+    own_program = Request(job="mine.yaml", cluster="local", command=("ls",))
+    assert resolve_request(own_program, {}).config.command == ("ls",)
+
+
+@pytest.mark.parametrize(
+    ("path", "way_out"),
+    [
+        (
+            shipped_dir("configs") / "train/resnet50_cifar10.yaml",
+            "experiment=resnet50_cifar10 instead, or its job file jobs/resnet50_cifar10.yaml.",
+        ),
+        ("configs/train/mine.yaml", "experiment=mine instead."),
+    ],
+)
+def test_an_experiment_is_no_job_file(workplace, path, way_out):
+    write(workplace / "configs/train/mine.yaml", "train: {max_steps: 1}\n")
+    with pytest.raises(ConfigError) as caught:
+        resolve_request(Request(job=str(path), cluster="local"), {})
+    expected = f"`{path}` is an experiment, and a job file was needed. Type {way_out}"
+    assert caught.value.message == expected
 
 
 @pytest.mark.parametrize("path", sorted(shipped_dir("jobs").glob("*.yaml")), ids=lambda p: p.stem)

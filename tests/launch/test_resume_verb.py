@@ -11,6 +11,8 @@ from click.testing import CliRunner
 
 from hpcddp.checkpoint_dir import Manifest, checkpoint_path, write_manifest
 from hpcddp.cli import group
+from hpcddp.config.identity import chosen_settings, identity_of
+from hpcddp.config.write import read_config
 from hpcddp.errors import HpcddpError, SubmissionFailed
 from hpcddp.launch.aside import keep_aside, put_back
 from hpcddp.launch.history import read_history
@@ -272,11 +274,45 @@ def test_a_run_that_has_waited_and_begun_says_nothing_of_that(run_dir):
     assert "to wait" not in hpcddp("resume", "r").stderr
 
 
-def make_checkpoint(run_dir, step):
+def make_checkpoint(run_dir, step, **extra):
     path = checkpoint_path(run_dir.checkpoints, step)
     path.mkdir(parents=True)
-    write_manifest(path, Manifest(step, {}))
+    write_manifest(path, Manifest(step, {}, extra))
     return path
+
+
+STRICT = "checkpoint.strict_fingerprint=true"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train.model=resnet18"], "Go on with `train.model=resnet50`, or start a new run"),
+        (["train.global_batch=64"], "train.global_batch=32 there and 64 here"),
+        (["data.name=synthetic"], "Go on with `data.name=digits`"),
+        ([STRICT, "optim.lr=0.25"], "optim.lr was 0.5 and is 0.25"),
+        ([STRICT, "resources.nodes=4"], "world_size was 2 and is 4"),
+    ],
+)
+def test_settings_that_the_job_would_refuse_are_refused_before_anything_is_sent(
+    run_dir, words, said
+):
+    config = read_config(run_dir)
+    make_checkpoint(
+        run_dir,
+        26,
+        **identity_of(config, "r"),
+        settings=chosen_settings(config),
+        fingerprint={"world_size": 2, "torch": "1"},
+    )
+    run_dir.append_event("finished", step=26)
+    before = everything_of(run_dir)
+    with pytest.raises(HpcddpError) as caught:
+        hpcddp("resume", "r", "train.max_epochs=20", *words)
+    assert said in caught.value.message
+    assert everything_of(run_dir) == before
+    allowed = [word for word in words if word.startswith(("optim", "resources"))]
+    assert "job 4711" in hpcddp("resume", "r", "train.max_epochs=20", *allowed).stdout
 
 
 def test_a_length_that_is_done_already_is_refused_before_anything_is_sent(run_dir):

@@ -103,6 +103,8 @@ def test_a_script_that_its_user_changed_is_not_overwritten(tmp_path, capsys):
     out, err = capsys.readouterr()
     assert f"{mine} differs and was left as it is; --overwrite" in err
     assert f"{ours} written" in out
+    assert out.count(" written\n") == 1
+    assert f"{tmp_path / 'new' / 'torchrun.sbatch'} unchanged\n" in out
     assert str(mine) not in out
     assert mine.read_text() == "mine\n"
     assert ours.read_text() == plain_script("ddp")

@@ -147,7 +147,7 @@ def test_a_sweep_is_every_combination_of_its_values():
 @pytest.mark.parametrize(
     ("word", "overrides", "world_size", "said"),
     [
-        ("ddp.bucket_cap_mib=1,x", [], 2, "could not be converted to Integer"),
+        ("ddp.bucket_cap_mib=1,x", [], 2, "needs a whole number such as 2, found x"),
         ("ddp.bucket_cap_mib=0", [], 2, "must be at least 1"),
         ("ddp.bucket_cap=1", [], 2, "unknown key `ddp.bucket_cap`"),
         ("train.seed=1,2", [], 2, "varies options of DistributedDataParallel only"),

@@ -9,10 +9,11 @@ import torch
 from train_ranks import events_of, small_config, train_on
 
 from hpcddp.checkpoint_dir import list_checkpoints, read_manifest
+from hpcddp.config.identity import change_words
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.errors import HpcddpError
 from hpcddp.run_dir import RunDir
-from hpcddp.train.fingerprint import change_words, changes, fingerprint_of
+from hpcddp.train.fingerprint import changes, fingerprint_of
 from hpcddp.train.process_group import LoneProcess
 
 

@@ -176,6 +176,7 @@ def test_a_rank_that_sees_other_checkpoints_resumes_where_rank_0_does(tmp_path, 
         ("train.model_options={init_weights: true}", "train.model_options={}"),
         ("data.image_size=64", "data.image_size=32"),
         ("train.seed=5", "train.seed=0"),
+        ("data.synthetic_classes=5", "data.synthetic_classes=10"),
     ],
 )
 def test_a_checkpoint_of_other_settings_is_refused_on_all_ranks(change, way_out, tmp_path):

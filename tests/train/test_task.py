@@ -2,10 +2,11 @@ import pytest
 from train_ranks import small_config
 
 from hpcddp.config.batch import MicroBatch
+from hpcddp.config.identity import identity_of
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.errors import ConfigError
 from hpcddp.train.setup import check_early
-from hpcddp.train.task import build_task, identity_of, with_micro_batch
+from hpcddp.train.task import build_task, with_micro_batch
 
 
 def task_of(*overrides, world_size=1):
