@@ -13,8 +13,8 @@ from hpcddp.stop_flag import STOP_SIGNALS
 _TAIL_BYTES, _COMPLAINT_TAIL_BYTES = 256 * 1024, 4 * 1024
 _OURS = "hpcddp: "
 _BEGINNING = f"{_OURS}attempt "
-# `srun: error: gpu-01: tasks 2-3: Exited with exit code 1`, or `Aborted (core dumped)`, `Killed` and
-# others. Without Slurm, `local_step: error: node0: task 0: Exited with exit code 1`.
+# `srun: error: gpu-01: tasks 2-3: Exited with exit code 1`, or `Killed`, `Aborted (core dumped)`,
+# and others. Without Slurm, `local_step: error: node0: task 0: Exited with exit code 1`.
 _TASK_END = re.compile(
     r"(?:srun|local_step): error: (\S+): (tasks? [\d,-]+): "
     r"(?:Exited with exit code (\d+)|(\w.*?)(?: \(core dumped\))?$)"

@@ -416,6 +416,24 @@ def test_the_75_of_processes_that_were_ended_for_one_that_failed_is_a_failure(
     assert run_dir.handled(0).exists()
 
 
+@pytest.mark.parametrize(
+    ("failed", "why", "code"),
+    [
+        (2, StopReason.UNKNOWN, 2),
+        (2, StopReason.PREEMPTED, 2),
+        (1, StopReason.UNKNOWN, 143),
+        (1, StopReason.PREEMPTED, 75),  # it may have lost a peer to the preemption
+    ],
+)
+def test_a_wrong_configuration_is_not_hidden_by_a_process_that_was_ended_while_python_began(
+    run_dir, monkeypatch, failed, why, code
+):
+    monkeypatch.setattr(order, "_scontrol", lambda words: None)
+    monkeypatch.setattr(requeue, "settled_reason", lambda *asked: why)
+    run_dir.append_event("failed", attempt=0, global_rank=0, exit_code=failed, error="no data")
+    assert finish_attempt(run_dir, 143, FIRST) == code
+
+
 def test_a_failure_behind_a_75_is_tried_again_by_the_last_act_and_not_by_the_script_too(
     run_dir, monkeypatch
 ):
