@@ -23,27 +23,46 @@ _START_TIMEOUT_S = 10.0
 
 
 @click.command()
-@click.argument("run")
-def command(run: str) -> None:
+@click.argument("runs", nargs=-1, required=True, metavar="RUN ...")
+def command(runs: tuple[str, ...]) -> None:
     """End RUN for good: its job is cancelled and nothing starts it again.
 
-    A run that has ended already is left alone, with exit code 0: what was wanted is the case.
+    A run that has ended already is left alone, with exit code 0: what was wanted is the case. Of
+    several runs each is tried, and the exit code is 1 where one could not be cancelled.
     """
-    run_dir = find_run(runs_root(os.environ), run)
+    are_cancelled = [_try_to_cancel(run, is_only=len(runs) == 1) for run in dict.fromkeys(runs)]
+    if not all(are_cancelled):
+        sys.exit(EXIT_FAILED)
+
+
+def _try_to_cancel(run: str, *, is_only: bool) -> bool:
+    """False where that did not work, and was told. What goes wrong with the only run is raised."""
+    try:
+        return _cancel(find_run(runs_root(os.environ), run))
+    except (HpcddpError, OSError) as error:
+        if is_only:
+            raise
+        click.echo(f"Error: run {run}: {error}", err=True)
+        return False
+
+
+def _cancel(run_dir: RunDir) -> bool:
+    """False where Slurm refused. Raises HpcddpError where nobody here can cancel it."""
     [status] = Observer([run_dir]).look()
     if status.has_ended:
-        click.echo(f"Run {run} is {status.state} already; nothing to cancel.")
-    elif status.launcher == "slurm":
-        _cancel_job(run_dir, status)
-    elif status.launcher == "local":
+        click.echo(f"Run {run_dir.name} is {status.state} already; nothing to cancel.")
+        return True
+    if status.launcher == "slurm":
+        return _cancel_job(run_dir, status)
+    if status.launcher == "local":
         _stop_local(run_dir, status)
-    elif status.launcher is None:
+        return True
+    if status.launcher is None:
         raise _not_sent(run_dir, status)
-    else:
-        raise HpcddpError(
-            f"Run `{run}` was not sent by `submit` (launcher: {status.launcher}, "
-            f"{status.job_id}), so there is no job to cancel. Stop it where you started it."
-        )
+    raise HpcddpError(
+        f"Run `{run_dir.name}` was not sent by `submit` (launcher: {status.launcher}, "
+        f"{status.job_id}), so there is no job to cancel. Stop it where you started it."
+    )
 
 
 def _not_sent(run_dir: RunDir, status: RunStatus) -> HpcddpError:
@@ -59,7 +78,7 @@ def _not_sent(run_dir: RunDir, status: RunStatus) -> HpcddpError:
     )
 
 
-def _cancel_job(run_dir: RunDir, status: RunStatus) -> None:
+def _cancel_job(run_dir: RunDir, status: RunStatus) -> bool:
     if shutil.which("scancel") is None:
         raise HpcddpError(
             f"`scancel` was not found on PATH. Run this on a login node of cluster "
@@ -69,7 +88,7 @@ def _cancel_job(run_dir: RunDir, status: RunStatus) -> None:
     problem = tell(["scancel", str(status.job_id)], _SCANCEL_TIMEOUT_S)
     if problem is None:
         click.echo(f"Run {run_dir.name}: job {status.job_id} cancelled.")
-        return
+        return True
     _record(run_dir, "cancel_failed", reason=problem)
     promise = "The run will not start again by itself, but the" if is_recorded else "The"
     click.echo(
@@ -77,7 +96,7 @@ def _cancel_job(run_dir: RunDir, status: RunStatus) -> None:
         f"again: {command_line('cancel', run_dir.name)}",
         err=True,
     )
-    sys.exit(EXIT_FAILED)
+    return False
 
 
 def _stop_local(run_dir: RunDir, status: RunStatus) -> None:

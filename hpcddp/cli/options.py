@@ -8,7 +8,7 @@ import click
 
 from hpcddp.launch.request import Request
 
-_RESOURCES = {
+RESOURCES = {
     "nodes": "number of nodes",
     "gpus_per_node": "GPUs per node; one process each",
     "partition": "partition(s)",
@@ -28,7 +28,7 @@ def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def job_options(function: Callable[..., Any], metavar: str = _JOB_WORDS) -> Callable[..., Any]:
     """Add the same to a verb that has its own command."""
-    for name, text in reversed(_RESOURCES.items()):
+    for name, text in reversed(RESOURCES.items()):
         kind = int if name in _NUMBERS else str  # what is too few, `check_sizes` says
         function = click.option(f"--{name.replace('_', '-')}", name, type=kind, help=text)(function)
     function = click.option("--cluster", metavar="NAME", help="profile, `auto` or `local`")(
@@ -79,7 +79,7 @@ def build_request(
     return Request(
         job=words[0] if has_job else None,
         cluster=typed["cluster"],
-        resources={name: typed[name] for name in _RESOURCES if typed[name] is not None},
+        resources={name: typed[name] for name in RESOURCES if typed[name] is not None},
         overrides=(*(words[1:] if has_job else words), *more),
         command=context.obj or (),
         is_test=is_test,

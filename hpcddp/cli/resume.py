@@ -4,6 +4,7 @@ import os
 
 import click
 
+from hpcddp.cli.options import RESOURCES
 from hpcddp.cli.submit import announce, warn
 from hpcddp.launch.resume import alone, lead_warning, resume_run, wait_warning
 from hpcddp.launch.runs import find_run
@@ -11,7 +12,25 @@ from hpcddp.launch.watch.observer import Observer
 from hpcddp.run_dir import runs_root
 
 
-@click.command()
+class _ResumeCommand(click.Command):
+    """Answers an option of `submit` with the key=value word for the same."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(context, [*args])
+        except click.NoSuchOption as error:
+            name = error.option_name.lstrip("-").replace("-", "_")
+            if name not in RESOURCES:
+                raise
+            _, _, typed = " ".join(args).replace("=", " ").partition(f"{error.option_name} ")
+            value = typed.split(" ")[0] or "VALUE"
+            raise click.UsageError(
+                f"No such option {error.option_name}. Settings of a run are changed by key=value "
+                f"words: resources.{name}={value}"
+            ) from None
+
+
+@click.command(cls=_ResumeCommand)
 @click.argument("run")
 @click.argument("overrides", nargs=-1, metavar="[key=value ...]")
 def command(run: str, overrides: tuple[str, ...]) -> None:

@@ -67,7 +67,10 @@ def warn(sentences: Iterable[str]) -> None:
 
 
 def announce(submission: Submission, job_id: str, *, err: bool = False) -> None:
-    """Say what was sent, and what can be typed next; on stderr where stdout is for a document."""
+    """Say what was sent, and what can be typed next; on stderr where stdout is for a document.
+
+    Warns of a job that Slurm has taken although it may never start.
+    """
     config, profile = submission.request.config, submission.request.profile
     processes = world_size(config, profile)
     run = submission.run_dir.name
@@ -81,6 +84,17 @@ def announce(submission: Submission, job_id: str, *, err: bool = False) -> None:
         f"  {command_line('cancel', run)}",
         err=err,
     )
+    if profile.launcher == "slurm":
+        _warn_of_too_much(run, job_id)
+
+
+def _warn_of_too_much(run: str, job_id: str) -> None:
+    from hpcddp.launch.scheduler import show_job
+    from hpcddp.launch.watch.job_words import too_much
+
+    if words := too_much(show_job(job_id)):
+        cancel = command_line("cancel", run)
+        warn([f"{words}: {cancel}. What there is: sinfo --format='%P %l %D %c %m %G'"])
 
 
 def _show(submission: Submission) -> int:

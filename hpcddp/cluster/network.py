@@ -211,8 +211,9 @@ def _nothing_fits(rule: str, host: Host, why: str = "") -> HpcddpError:
     hint = f" (`{rule}*` means every name that begins so)" if begins else ""
     return HpcddpError(
         f"{INTERFACE_VARIABLE}={rule}: no interface of {host.name} fits that is up and has an "
-        f"address{hint}{f': {why}' if why else ''}. There: {host.listing()}. Change `interface` in "
-        f"the cluster profile, or export {INTERFACE_VARIABLE} before you submit."
+        f"address{hint}{f': {why}' if why else ''}. There: {host.listing()}. If you have exported "
+        f"{INTERFACE_VARIABLE}, unset it or export another one before you submit; else change "
+        "`interface` in the cluster profile."
     )
 
 

@@ -1,12 +1,13 @@
 """How an attempt ended, as the batch script's host sees it. Decides nothing and asks no Slurm."""
 
 import itertools
+import signal
 import time
 from collections.abc import Mapping, Sequence
 
 from hpcddp.cluster.job_names import in_job, restart_count
 from hpcddp.cluster.variables import ATTEMPT_TIME_VARIABLE, LOCAL_RESTARTS
-from hpcddp.config.layout import EXIT_AGAIN, EXIT_DONE
+from hpcddp.config.layout import EXIT_AGAIN, EXIT_DONE, EXIT_USAGE
 from hpcddp.launch.decision import Ending, Event, tells_end
 from hpcddp.launch.history import is_submission
 from hpcddp.launch.last_words import (
@@ -80,9 +81,12 @@ def is_superseded(events: Sequence[Event], attempt: int, job_id: str | None) -> 
 
 def _code_of_processes(exit_code: int, attempt: int, events: Sequence[Event]) -> int:
     """The code of the process that failed, where srun's 75 is only of those that srun has ended for
-    it: they had nothing to save yet.
+    it: they had nothing to save yet. Those that had not even begun leave srun 143, which here
+    hides a wrong configuration only: another failure may be of the stop that ended all of them.
     """
     own = [event for event in events if event.get("attempt") == attempt]
     failed = next((e.get("exit_code") for e in own if e["event"] == "failed"), None)
     has_stopped = any(event["event"] == "stopped" for event in own)
-    return failed if exit_code == EXIT_AGAIN and failed and not has_stopped else exit_code
+    is_usage = exit_code == 128 + signal.SIGTERM and failed == EXIT_USAGE
+    is_hidden = exit_code == EXIT_AGAIN or is_usage
+    return failed if failed and is_hidden and not has_stopped else exit_code

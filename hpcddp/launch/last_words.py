@@ -1,20 +1,30 @@
 """What srun and the batch script said in one attempt, read from its batch log. Asks nobody."""
 
+import itertools
 import re
+import signal
 from collections.abc import Sequence
 
 from hpcddp.launch.history import FileTail
 from hpcddp.launch.slurm_tool import is_silence
 from hpcddp.run_dir import RunDir
+from hpcddp.stop_flag import STOP_SIGNALS
 
 _TAIL_BYTES, _COMPLAINT_TAIL_BYTES = 256 * 1024, 4 * 1024
 _OURS = "hpcddp: "
 _BEGINNING = f"{_OURS}attempt "
-# `srun: error: gpu-01: tasks 2-3: Exited with exit code 1`, or `Terminated`, `Killed` and others.
-# Without Slurm, `local_step: error: node0: task 0: Exited with exit code 1`.
+# `srun: error: gpu-01: tasks 2-3: Exited with exit code 1`, or `Killed`, `Aborted (core dumped)`,
+# and others. Without Slurm, `local_step: error: node0: task 0: Exited with exit code 1`.
 _TASK_END = re.compile(
-    r"(?:srun|local_step): error: (\S+): (tasks? [\d,-]+): (?:Exited with exit code (\d+)|\w+)"
+    r"(?:srun|local_step): error: (\S+): (tasks? [\d,-]+): "
+    r"(?:Exited with exit code (\d+)|(\w.*?)(?: \(core dumped\))?$)"
 )
+# Slurm ends the step: what a signal ends from here on has not failed by itself.
+_STEP_ENDS = re.compile(
+    r"srun: (?:error: Task launch for|error: Node failure|Job step aborted|forcing job termination)"
+    r"|slurmstepd.*: error: \*\*\* (?:STEP|JOB) "
+)
+_SIGNALS = {signal.strsignal(signum): int(signum) for signum in signal.valid_signals()}
 # `srun: error: gpu-01: task 2: Out Of Memory`, and slurmstepd's `Detected 1 oom-kill event(s)`.
 _OUT_OF_MEMORY = re.compile(
     r"(srun: error: \S+: tasks? [\d,-]+: out of memory|slurmstepd.* error: .*\boom[-_ ]kill)",
@@ -74,12 +84,19 @@ def no_start(words: Sequence[str]) -> str:
 
 
 def first_exit(words: Sequence[str]) -> tuple[int, str] | None:
-    """The code and name of the tasks that ended first, None where a signal ended those.
+    """The code and name of the tasks that ended first, 128 + signal for killed ones. None where
+    they ran out of memory, were told to stop, or Slurm killed them with their step.
 
     srun itself exits with the highest code of all, which is that of a task it has ended (143).
     """
-    ends = [found for found in map(_TASK_END.search, words) if found]
-    if not ends or ends[0][3] is None:
+    first = next(filter(None, map(_TASK_END.search, words)), None)
+    if first is None:
         return None
-    host, tasks, code = ends[0].groups()
+    host, tasks, code, how = first.groups()
+    if code is None:
+        signum = _SIGNALS.get(how, signal.SIGTERM)
+        before = itertools.takewhile(lambda line: line != first.string, words)
+        if signum in STOP_SIGNALS or any(map(_STEP_ENDS.search, before)):
+            return None
+        code = 128 + signum
     return int(code), f"{tasks} on {host}"

@@ -51,8 +51,8 @@ def tools(tmp_path, monkeypatch):
     return make
 
 
-def cancel():
-    return CliRunner().invoke(command, ["demo"], catch_exceptions=False)
+def cancel(*runs):
+    return CliRunner().invoke(command, [*runs] or ["demo"], catch_exceptions=False)
 
 
 def kinds(run_dir):
@@ -161,6 +161,26 @@ def test_a_cancel_that_did_not_work_can_be_repeated(run_dir, tools):
     assert cancel().exit_code == 1
     tools(squeue=RUNNING, scancel="exit 0")
     assert cancel().exit_code == 0
+
+
+def test_of_several_runs_each_is_tried_and_told(run_dir, tools, tmp_path):
+    names = ["demo", "other", "third"]
+    for job_id, name in enumerate(names, start=38):
+        (tmp_path / name).mkdir(exist_ok=True)
+        RunDir(tmp_path / name).append_event("submitted", launcher="slurm", job_id=str(job_id))
+    tools(
+        squeue="; ".join(RUNNING.replace("38", str(job_id)) for job_id in (38, 39, 40)),
+        scancel='[ "$1" = 39 ] && { echo "scancel: error: Access denied" >&2; exit 1; }; exit 0',
+    )
+    result = cancel("no-such-run", "other", "demo", "third", "demo")
+    assert result.exit_code == 1
+    assert "Error: run no-such-run: " in result.stderr
+    assert "job 39 was not cancelled: " in result.stderr
+    assert result.stdout.splitlines() == [
+        "Run demo: job 38 cancelled.",
+        "Run third: job 40 cancelled.",
+    ]
+    assert cancel("demo", "third").exit_code == 0
 
 
 def test_a_run_that_submit_did_not_send_cannot_be_cancelled(run_dir):

@@ -18,7 +18,10 @@ def workplace(tmp_path, monkeypatch):
 
 @pytest.fixture
 def fake_sbatch(workplace, monkeypatch):
-    """An `sbatch` that keeps its arguments, script and environment, and answers job 4711."""
+    """An `sbatch` that keeps its arguments, script and environment, and answers job 4711.
+
+    Nobody tells anything of that job.
+    """
     program = workplace / "bin" / "sbatch"
     program.parent.mkdir()
     program.write_text(
@@ -31,5 +34,8 @@ def fake_sbatch(workplace, monkeypatch):
         "echo '4711;cluster'\n"
     )
     program.chmod(0o755)
+    scontrol = program.with_name("scontrol")
+    scontrol.write_text("#!/bin/sh\nexit 1\n")
+    scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     return workplace

@@ -54,7 +54,7 @@ def test_a_process_that_a_signal_has_ended_is_told_so(tmp_path, capsys, signum):
     assert run_step(code, nodes=1, processes_per_node=1, logs=tmp_path) == 128 + signum
     said = capsys.readouterr().err
     assert said == f"local_step: error: node0: task 0: {signal.strsignal(signum)}\n"
-    assert first_exit(said.splitlines()) is None
+    assert first_exit(said.splitlines()) == (128 + signum, "task 0 on node0")
 
 
 def test_a_process_that_needs_a_moment_to_leave_keeps_its_code(tmp_path):

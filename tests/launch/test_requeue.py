@@ -428,6 +428,24 @@ def test_the_75_of_processes_that_were_ended_for_one_that_failed_is_a_failure(
     assert run_dir.handled(0).exists()
 
 
+@pytest.mark.parametrize(
+    ("failed", "why", "code"),
+    [
+        (2, StopReason.UNKNOWN, 2),
+        (2, StopReason.PREEMPTED, 2),
+        (1, StopReason.UNKNOWN, 143),
+        (1, StopReason.PREEMPTED, 75),  # it may have lost a peer to the preemption
+    ],
+)
+def test_a_wrong_configuration_is_not_hidden_by_a_process_that_was_ended_while_python_began(
+    run_dir, monkeypatch, failed, why, code
+):
+    monkeypatch.setattr(order, "_scontrol", lambda words: None)
+    monkeypatch.setattr(requeue, "settled_reason", lambda *asked: why)
+    run_dir.append_event("failed", attempt=0, global_rank=0, exit_code=failed, error="no data")
+    assert finish_attempt(run_dir, 143, FIRST) == code
+
+
 def test_a_failure_behind_a_75_is_tried_again_by_the_last_act_and_not_by_the_script_too(
     run_dir, monkeypatch
 ):
@@ -893,14 +911,39 @@ def test_nodes_that_srun_never_reaches_end_the_run(own_run, run_dir):
     assert rules.decide(ending, events, RequeueConfig()).event == "failed"
 
 
-def test_a_task_that_a_signal_ended_first_leaves_sruns_code(own_run):
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [("Aborted", 134), ("Segmentation fault (core dumped)", 139), ("Killed", 137)],
+)
+def test_a_task_that_a_signal_ended_first_is_named_with_that_signal(own_run, how, code):
     srun_said(
         own_run,
         0,
-        "srun: error: gpu-01: task 0: Segmentation fault",
-        "srun: error: gpu-02: task 1: Exited with exit code 1",
+        f"srun: error: gpu-02: task 1: {how}",
+        "slurmstepd-gpu-01: error: *** STEP 7.0 ON gpu-01 CANCELLED AT 2026-11-30T16:51:22 ***",
+        "srun: error: gpu-01: task 0: Terminated",
     )
-    assert finish_attempt(own_run, 139, {}) == 139
+    assert finish_attempt(own_run, 143, {}) == code
+    event = own_run.read_events()[-1]
+    assert (event["event"], event["task"]) == ("failed", 1)
+    assert event["reason"] == f"exit code {code} of task 1 on gpu-02"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["srun: error: gpu-01: task 0: Terminated", "srun: error: gpu-02: task 1: Killed"],
+        ["srun: error: gpu-01: task 0: User defined signal 2"],
+        ["srun: error: gpu-01: task 0: Out Of Memory"],
+        ["srun: Job step aborted: Waiting up to 12 seconds", "srun: error: n1: task 0: Killed"],
+        ["slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED", "srun: error: n1: task 0: Killed"],
+        [NOT_REACHED.format("Slurmd could not execve job"), "srun: error: n1: task 0: Killed"],
+    ],
+)
+def test_a_task_that_slurm_has_ended_is_not_named_and_leaves_sruns_code(own_run, words):
+    srun_said(own_run, 0, *words)
+    assert finish_attempt(own_run, 131, {}) == 131
+    assert "task" not in own_run.read_events()[-1]
 
 
 def test_a_program_that_fails_in_one_task_is_not_revived_for_the_75_of_the_others(own_run):

@@ -65,6 +65,25 @@ def test_changed_settings_are_kept_and_rendered(run_dir):
     assert "#SBATCH --time=08:00:00" in run_dir.script.read_text()
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--nodes", "4"], "resources.nodes=4"),
+        (["optim.lr=1", "--gpus-per-node=2", "train.seed=1"], "resources.gpus_per_node=2"),
+        (["--time"], "resources.time=VALUE"),
+        (["--follow"], ""),
+    ],
+)
+def test_an_option_of_submit_is_answered_with_the_word_for_it(run_dir, words, said):
+    run_dir.append_event("failed")
+    with pytest.raises(click.UsageError) as caught:
+        hpcddp("resume", "r", *words)
+    message = caught.value.format_message()
+    assert message.startswith("No such option")
+    assert message.endswith(f"words: {said}") if said else "words" not in message
+    assert run_dir.read_events()[-1]["event"] == "failed"
+
+
 def test_a_run_may_go_on_as_dataparallel_on_one_node_alone(run_dir):
     run_dir.append_event("failed")
     before = run_dir.config.read_text(), run_dir.read_events()

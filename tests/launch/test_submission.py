@@ -334,6 +334,21 @@ def test_afterok_refuses_what_would_not_wait_for_the_end_of_the_run(
     assert not (fake_sbatch / "runs" / "r").exists()
 
 
+@pytest.mark.parametrize(
+    ("reason", "is_told"),
+    [("PartitionNodeLimit", True), ("PartitionConfig", True), ("Resources", False)],
+)
+def test_a_job_that_slurm_takes_and_may_never_start_is_told_of_at_once(
+    fake_sbatch, reason, is_told
+):
+    scontrol = fake_sbatch / "bin" / "scontrol"
+    scontrol.write_text(f"#!/bin/sh\necho JobId=$3\necho JobState=PENDING Reason={reason}\n")
+    result = hpcddp("submit", "--cluster", "generic-cpu", "--name", "r")
+    assert (f"Warning: {reason}: it may never start" in result.stderr) == is_told
+    assert ("Cancel it, ask for less: python -m hpcddp cancel r." in result.stderr) == is_told
+    assert "Run r: job 4711" in result.stdout
+
+
 def test_a_folder_that_cannot_be_filled_does_not_occupy_the_name(fake_sbatch, monkeypatch):
     def is_full(*_):
         raise OSError(28, "No space left on device")

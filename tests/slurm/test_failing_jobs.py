@@ -10,15 +10,16 @@ HOLD = "resources.sbatch.hold=true"
 
 
 @pytest.mark.parametrize(
-    ("ending", "said", "log"),
+    ("ending", "said", "code"),
     [
-        ("raise ValueError('boom')", "ValueError: boom", "attempt-000/rank-0002.log"),
-        ("os.kill(os.getpid(), 9)", "Killed", "batch.log"),
+        ("raise ValueError('boom')", "ValueError: boom", "1"),
+        ("os.kill(os.getpid(), 9)", "Killed", "137 (SIGKILL)"),
+        ("os.abort()", "Aborted", "134 (SIGABRT)"),
     ],
-    ids=["raises", "is_killed"],
+    ids=["raises", "is_killed", "aborts"],
 )
 def test_when_one_process_of_a_program_fails_the_others_are_gone(
-    hpcddp, cluster, tmp_path, ending, said, log
+    hpcddp, cluster, tmp_path, ending, said, code
 ):
     # The others would run on for long; nobody fails before all have written their process ids.
     program = tmp_path / "program.py"
@@ -42,7 +43,8 @@ def test_when_one_process_of_a_program_fails_the_others_are_gone(
     logs = run_dir.batch_log.read_text() + run_dir.rank_log(0, 2).read_text()
     assert said in logs
     assert "gpu-02: task 2" in logs  # srun names who was first
-    assert f"see {run_dir.batch_log.parent / log}" in status["reason"]
+    told = f"exit code {code} of task 2 on gpu-02; see {run_dir.rank_log(0, 2)}"
+    assert told in status["reason"]
 
 
 def submit_held(hpcddp, name, **options):

@@ -208,7 +208,7 @@ def test_an_interface_that_no_node_has_fails_the_job_and_names_host_and_key(
     said = hpcddp.run_dir("r").rank_log(0, failure["global_rank"]).read_text()
     assert f"HPCDDP_INTERFACE=nosuch*: no interface of {failure['host']}" in failure["error"]
     assert f"eth0 (up, 10000 Mbit/s, {cluster.addresses[failure['host']]})" in said
-    assert "Change `interface` in the cluster profile, or export HPCDDP_INTERFACE" in said
+    assert "If you have exported HPCDDP_INTERFACE, unset it or export another one" in said
     assert "no interface of gpu-0" in status["reason"]
 
 

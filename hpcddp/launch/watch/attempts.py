@@ -34,19 +34,37 @@ def attempts_of(events: Sequence[Record], run_state: str) -> list[Attempt]:
     """All attempts, oldest first; `run_state` is what the newest ended with if it never said."""
     numbers = sorted({event["attempt"] for event in events if event.get("attempt") is not None})
     groups = [[event for event in events if event.get("attempt") == n] for n in numbers]
-    found = [
-        _attempt(number, own, groups[index + 1 :])
-        for index, (number, own) in enumerate(zip(numbers, groups, strict=True))
-    ]
+    found = []
+    for index, (number, own) in enumerate(zip(numbers, groups, strict=True)):
+        later = groups[index + 1 :]
+        has_ended = later or run_state == "cancelled"
+        cancelled = _cancel_of(events, own, later) if has_ended else None
+        found.append(_attempt(number, own, later, cancelled))
     if found and run_state in ("finished", "failed", "cancelled"):
         end = found[-1].end if run_state == "failed" and found[-1].end else run_state
         found[-1] = dataclasses.replace(found[-1], end=end)
     return found
 
 
-def _attempt(number: int, own: Sequence[Record], later: Sequence[Sequence[Record]]) -> Attempt:
+def _cancel_of(
+    events: Sequence[Record], own: Sequence[Record], later: Sequence[Sequence[Record]]
+) -> Record | None:
+    """What `cancel` wrote between the beginning of this attempt and that of the next."""
+    begin = events.index(own[0])
+    end = events.index(later[0][0]) if later else len(events)
+    kinds = ("cancelled", "cancel_failed")
+    tries = [e for e in events[begin:end] if e["event"] in kinds and "attempt" not in e]
+    return tries[-1] if tries and tries[-1]["event"] == "cancelled" else None
+
+
+def _attempt(
+    number: int,
+    own: Sequence[Record],
+    later: Sequence[Sequence[Record]],
+    cancelled: Record | None,
+) -> Attempt:
     began = _value("began", own, own[0].get("time"))
-    ends = [*filter(tells_end, own)]
+    ends = [*filter(tells_end, own)] or ([cancelled] if cancelled else [])
     # What the successor found out is the last word, and came too late to tell the time.
     found_out = next((e for e in ends if e["event"] == "ended"), None)
     told = next((e for e in ends if e["event"] != "ended"), None)

@@ -93,7 +93,7 @@ def batch_words(failure: Record) -> str:
     """What the batch script's last act wrote; a signal that hides in an exit code is named."""
     code = failure.get("exit_code")
     reason = str(failure.get("reason") or f"exit code {code}")
-    return exit_words(code) if reason == f"exit code {code}" else reason
+    return re.sub(rf"\bexit code {code}\b", exit_words(code), reason)
 
 
 def exit_words(code: int | None) -> str:

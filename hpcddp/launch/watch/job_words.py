@@ -21,10 +21,8 @@ def why_it_waits(job: JobInfo) -> str:
     """Why a job is not running yet."""
     if job.state == "CONFIGURING":
         return "its nodes are being prepared"
-    if job.reason in _TOO_MUCH:
-        return (
-            f"{job.reason}: it may never start, as {_TOO_MUCH[job.reason]}. Cancel it, ask for less"
-        )
+    if words := too_much(job):
+        return words
     if job.reason == "BeginTime" and job.restarts:
         return (
             "BeginTime: Slurm holds it back after a requeue. To start it as soon as there is room: "
@@ -38,6 +36,13 @@ def why_it_waits(job: JobInfo) -> str:
     if job.reason == _NEVER:
         return f"{_NEVER}: the job that it waits for did not finish, so it never starts. Cancel it"
     return job.reason or "Slurm has not considered it yet"
+
+
+def too_much(job: JobInfo) -> str:
+    """Why Slurm may never start a job, "" where it does not say so; it knows as it takes it."""
+    if job.reason not in _TOO_MUCH:
+        return ""
+    return f"{job.reason}: it may never start, as {_TOO_MUCH[job.reason]}. Cancel it, ask for less"
 
 
 def who_cancelled(job: JobInfo) -> str:

@@ -4,6 +4,7 @@ Evidence are the run's own events since its newest submission and what the sched
 job, if it says anything. A run that wrote `finished` or `cancelled` is believed.
 """
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -120,22 +121,37 @@ def decide_state(seen: Evidence) -> tuple[str, str]:
         return "finished", ""
     if seen.job is None or not seen.job.state:
         return _state_without_scheduler(seen)
-    state = seen.job.state
+    if _has_started_since(seen, seen.job):
+        # The start of a job that waits is an estimate.
+        seen = dataclasses.replace(
+            seen, job=dataclasses.replace(seen.job, state="RUNNING", start_time=None)
+        )
+    return _state_with_scheduler(seen, seen.job)
+
+
+def _has_started_since(seen: Evidence, job: JobInfo) -> bool:
+    """Slurm was asked before the newest start: by its answer the job still waits for that one."""
+    told = (seen.last("launched") or {}).get("restart_count", 0)
+    has_started = seen.has("launched") or seen.has("started")
+    is_old = job.restarts is not None and job.restarts <= told
+    return job.state in _WAITING and is_old and has_started and seen.phase != "requeued"
+
+
+def _state_with_scheduler(seen: Evidence, job: JobInfo) -> tuple[str, str]:
+    state = job.state
     if state in _ENDED:
-        return _state_of_ended_job(seen, seen.job)
+        return _state_of_ended_job(seen, job)
     if seen.is_cancelled:
         return "stopping", f"{_cancelled_by(seen)}; the job is still {state}"
     if state in _LEAVING | _ACTIVE and _gave_up(seen):
         return "failed", _failure(seen, None)
     if state in _WAITING:
-        if seen.phase == "started" and seen.job.restarts == 0 and not seen.has("requeued"):
-            return "running", ""  # it has started since Slurm was asked
-        again = seen.job.restarts or seen.has("started") or seen.has("requeued")
-        return "requeued" if again else "pending", why_it_waits(seen.job)
+        again = job.restarts or seen.has("started") or seen.has("requeued")
+        return "requeued" if again else "pending", why_it_waits(job)
     if state in _LEAVING:
         return ("requeued" if seen.phase == "requeued" else "stopping"), _why_it_stops(seen)
     if state in _ACTIVE:
-        return _state_of_running_job(seen, seen.job)
+        return _state_of_running_job(seen, job)
     return "unknown", f"Slurm calls its state {state}"
 
 

@@ -41,6 +41,29 @@ def test_without_a_last_act_the_reason_told_at_the_signal_counts_once_another_be
     assert [attempt.end for attempt in attempts_of(begun, "running")] == [""]
 
 
+BY_USER = {"event": "cancelled", "time": 130.0, "by": "ada"}
+
+
+@pytest.mark.parametrize(
+    ("told", "end", "ended_time"),
+    [
+        ([BY_USER], "cancelled", 130.0),
+        ([PREEMPTED[4], BY_USER], "cancelled", 130.0),
+        ([BY_USER, {"event": "cancel_failed", "time": 131.0}], "not known", None),
+        ([event("failed", 0, 125.0, exit_code=1), BY_USER], "failed", 125.0),
+    ],
+)
+def test_an_attempt_that_its_user_cancelled_and_that_told_no_end_ended_then(told, end, ended_time):
+    begun = [*PREEMPTED[:4], *told]
+    first, second = attempts_of([*begun, *GOES_ON], "running")
+    assert (first.end, first.ended_time) == (end, ended_time)
+    assert (second.end, second.ended_time) == ("", None)
+    [stopping] = attempts_of([*PREEMPTED[:4], BY_USER], "stopping")
+    assert (stopping.end, stopping.ended_time) == ("", None)
+    [ended] = attempts_of([*PREEMPTED[:4], BY_USER], "cancelled")
+    assert (ended.end, ended.ended_time) == ("cancelled", 130.0)
+
+
 @pytest.mark.parametrize("last", ["stopped", "failed"])
 def test_without_a_last_act_an_attempt_ends_when_a_process_says_that_it_leaves(last):
     begun = [*PREEMPTED[:4], event(last, 0, 121.0, global_rank=0)]
