@@ -1,8 +1,17 @@
-"""A place to submit from, with or without a pretended `sbatch`; unit tests only."""
+"""A place to submit from, and a run whose job ends, without a Slurm; unit tests only."""
 
 import os
+import signal
+from types import SimpleNamespace
 
 import pytest
+from last_act import ONE_STEP
+
+from hpcddp.config.load import Layer, resolve
+from hpcddp.config.write import config_text
+from hpcddp.launch import order, requeue, stop_reason
+from hpcddp.launch.scheduler import JobInfo
+from hpcddp.run_dir import RunDir
 
 
 @pytest.fixture
@@ -39,3 +48,54 @@ def fake_sbatch(workplace, monkeypatch):
     scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     return workplace
+
+
+@pytest.fixture
+def own_signals():
+    """The last act stops to listen to SIGTERM; the next test must not."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def slurm_says(monkeypatch):
+    """What `scontrol show job` answers; a test may put another JobInfo first."""
+    answers = [JobInfo("7", state="RUNNING", restarts=0)]
+    monkeypatch.setattr(stop_reason, "show_job", lambda job_id: answers[0])
+    monkeypatch.setattr(requeue, "send_anew", lambda *_: "no new job either")
+    monkeypatch.setattr(requeue, "lack_of_tools", lambda: "")
+    return answers
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    """A training whose first attempt has started; other files have run directories of their own."""
+    run_dir = RunDir(tmp_path)
+    run_dir.config.write_text(config_text(resolve([Layer("test", ONE_STEP)])))
+    run_dir.attempt_logs(0).mkdir(parents=True)
+    run_dir.append_event("submitted")
+    run_dir.append_event("started")
+    return run_dir
+
+
+@pytest.fixture
+def naps(monkeypatch):
+    """How often the last act has waited; what is in `calls` is then called once."""
+    naps = SimpleNamespace(count=0, calls=[])
+
+    def sleep(seconds):
+        naps.count += 1
+        if naps.calls:
+            naps.calls.pop(0)()
+
+    monkeypatch.setattr(order.time, "sleep", sleep)
+    return naps
+
+
+@pytest.fixture
+def own_run(run_dir):
+    """The same of a user's own program."""
+    layer = Layer("test", {"train": {"max_steps": 1}, "command": ["./program"]})
+    run_dir.config.write_text(config_text(resolve([layer])))
+    return run_dir
