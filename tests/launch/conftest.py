@@ -1,4 +1,4 @@
-"""A place to submit from, and a run whose job ends, without a Slurm; unit tests only."""
+"""A place to submit from, a site, and a run whose job ends; unit tests only, without a Slurm."""
 
 import os
 import signal
@@ -10,6 +10,7 @@ from last_act import ONE_STEP
 from hpcddp.config.load import Layer, resolve
 from hpcddp.config.write import config_text
 from hpcddp.launch import order, requeue, stop_reason
+from hpcddp.launch.request import Request, resolve_request
 from hpcddp.launch.scheduler import JobInfo
 from hpcddp.run_dir import RunDir
 
@@ -48,6 +49,21 @@ def fake_sbatch(workplace, monkeypatch):
     scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     return workplace
+
+
+@pytest.fixture
+def asked(workplace):
+    """Resolve words for a profile of this text, with nodes and environment."""
+
+    def resolve(text, *words, nodes=2, environ=None, **resources):
+        folder = workplace / "configs" / "clusters"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "site.yaml").write_text(f"description: d\n{text}\n")
+        resources |= {"nodes": nodes} if nodes else {}
+        request = Request(cluster="site", resources=resources, overrides=words)
+        return resolve_request(request, {"HOME": str(workplace), **(environ or {})})
+
+    return resolve
 
 
 @pytest.fixture

@@ -1,44 +1,17 @@
-"""What a site refuses, limits and needs, from the profile to the script."""
+"""What a site refuses and needs, from the profile to the script."""
 
 import datetime
 import subprocess
-from pathlib import Path
 
 import pytest
+from sites import GPUS, LIMITS, PLACE, TODAY, script_of
 
 from hpcddp.errors import ConfigError
 from hpcddp.launch.explain import explain, exported_warnings
-from hpcddp.launch.limits import longest_time
-from hpcddp.launch.place import Place
 from hpcddp.launch.render import option_warnings, render_script
 from hpcddp.launch.request import Request, check_sizes, resolve_request
 from hpcddp.launch.submission import prepare_in
-from hpcddp.run_dir import RunDir
 
-TODAY = datetime.date(2026, 11, 30)
-PLACE = Place(RunDir(Path("/shared/runs/r")), python="/py", work_dir=Path("/home/me"))
-
-
-@pytest.fixture
-def asked(workplace):
-    """Resolve words for a profile of this text, with nodes and environment."""
-
-    def resolve(text, *words, nodes=2, environ=None, **resources):
-        folder = workplace / "configs" / "clusters"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "site.yaml").write_text(f"description: d\n{text}\n")
-        resources |= {"nodes": nodes} if nodes else {}
-        request = Request(cluster="site", resources=resources, overrides=words)
-        return resolve_request(request, {"HOME": str(workplace), **(environ or {})})
-
-    return resolve
-
-
-def script_of(request):
-    return render_script(request.config, request.profile, PLACE)
-
-
-GPUS = "node: {gpus: 4, cpus: 32}\ndefaults: {resources: {cpus_per_process: 8, time: '60'}}\n"
 H100 = GPUS.replace("resources: {", "resources: {gpu_type: h100, ")
 
 
@@ -131,110 +104,10 @@ def test_memory_asked_for_in_another_way_replaces_the_site_s(asked):
     assert (own.mem, own.mem_per_gpu) == ("8G", None)
 
 
-LIMITS = (
-    "queues: {day: {defaults: {resources: {partition: day}}, limits: {time_max: '02:00:00', "
-    "time_min: '00:10:00', nodes_max: 4, nodes_min: 2, gpus_max: 12}}}\ndefault_queue: day\n"
-    "verified_on: '2026-08'\n"
-)
-
-
-@pytest.mark.parametrize(
-    ("nodes", "words", "must_say"),
-    [
-        (2, [], []),
-        (3, [], []),
-        (5, ["resources.gpus_per_node=2"], ["5 nodes", "at most 4"]),
-        (1, [], ["at least 2"]),
-        (4, [], ["16 GPUs", "12"]),
-        (2, ["resources.time=180"], ["--time 180", "02:00:00"]),
-        (2, ["resources.time=5"], ["00:10:00 is needed"]),
-        (2, ["resources.gpus_per_node=8"], ["a node has 4"]),
-        (1, ["train.replicas=dp", "resources.cpus_per_process=16"], ["at least 2", "makes 64"]),
-        (2, ["resources.cpus_per_process=16"], ["makes 64", "at most 32", "use 8"]),
-    ],
-)
-def test_what_is_beyond_the_limits_is_said_before_the_queue(asked, nodes, words, must_say):
-    request = asked(GPUS + LIMITS, *words, nodes=nodes)
-    said = " ".join(option_warnings(request.config, request.profile, PLACE))
-    assert bool(said) == bool(must_say)
-    assert all(text in said for text in must_say)
-    assert not said or "site, queue day: " in said
-
-
-@pytest.mark.parametrize(
-    ("rule", "gpus", "nodes", "must_say"),
-    [
-        ("required", 4, 2, ""),
-        ("required", 2, 2, "2 GPUs per node, but nodes are given whole: use 4"),
-        ("required", 8, 1, "8 GPUs per node, but a node has 4"),
-        ("or_one_gpu", 1, 1, ""),
-        ("or_one_gpu", 4, 2, ""),
-        (
-            "or_one_gpu",
-            2,
-            1,
-            "2 GPUs on 1 node(s), but a job has one or whole nodes: use 1, or 4",
-        ),
-        ("or_one_gpu", 1, 2, "1 GPUs on 2 node(s), but a job has one or whole nodes"),
-    ],
-)
-def test_a_part_of_a_node_is_warned_of_where_nodes_are_whole(asked, rule, gpus, nodes, must_say):
-    text = GPUS + f"limits: {{whole_node: {rule}}}"
-    request = asked(text, "resources.cpus_per_process=4", nodes=nodes, gpus_per_node=gpus)
-    said = option_warnings(request.config, request.profile, PLACE)
-    assert len(said) == bool(must_say)
-    assert must_say in "".join(said)
-
-
-@pytest.mark.parametrize(
-    ("words", "must_say"),
-    [
-        (["resources.cpus_per_process=4"], ""),
-        ([], "64 CPUs, but a job may have 32: use resources.cpus_per_process=4"),
-        (["train.replicas=dp"], "64 CPUs, but a job may have 32: use resources.cpus_per_process=4"),
-        (["resources.cpus_per_process=4", "resources.mem=24G"], ""),
-        (["resources.cpus_per_process=4", "resources.mem=24577M"], "use resources.mem=24576M"),
-        (["resources.cpus_per_process=4", "resources.mem_per_gpu=12G"], "96 GB of memory, but"),
-        (["resources.cpus_per_process=4", "resources.mem_per_cpu=1G"], ""),
-        (
-            ["resources.cpus_per_process=4", "resources.mem_per_cpu=2G"],
-            "resources.mem_per_cpu=1536M",
-        ),
-        (["resources.cpus_per_process=4", "resources.mem=0"], ""),
-    ],
-)
-def test_cpus_and_memory_of_the_whole_job_are_held_against_the_limits(asked, words, must_say):
-    request = asked(GPUS + "limits: {cpus_max: 32, memory_max_gb: 48}", *words)
-    said = option_warnings(request.config, request.profile, PLACE)
-    assert len(said) == bool(must_say)
-    assert must_say in "".join(said)
-
-
-def test_where_the_size_of_a_node_is_not_known_the_way_to_say_it_is_named(asked):
-    text = "limits: {whole_node: or_one_gpu}"
-    request = asked(text, nodes=1, gpus_per_node=4)
-    (said,) = option_warnings(request.config, request.profile, PLACE)
-    assert "use 1, or all of a node (`node: {gpus: N}` in clusters/site.local.yaml)" in said
-
-
 def test_a_retired_cluster_names_its_successor(asked):
     request = asked(GPUS + "status: retired\nsuccessor: next")
     (said,) = option_warnings(request.config, request.profile, PLACE)
     assert "retired; its successor is next" in said
-
-
-@pytest.mark.parametrize(
-    ("nodes", "time"), [(1, "02:00:00"), (91, "02:00:00"), (92, "06:00:00"), (184, "12:00:00")]
-)
-def test_the_longest_time_may_depend_on_the_nodes(asked, nodes, time):
-    bins = "limits: {time_by_nodes: {91: '02:00:00', 183: '06:00:00', 9999: '12:00:00'}}"
-    assert longest_time(asked(GPUS + bins).profile.limits, nodes) == time
-
-
-def test_a_limit_in_node_hours_is_shared_by_the_nodes(asked):
-    limits = asked(GPUS + "limits: {node_hours: 1.5, time_max: '24:00:00'}").profile.limits
-    assert (longest_time(limits, 1), longest_time(limits, 3)) == ("90", "30")
-    assert longest_time(limits, 91) == "1"  # Slurm knows no shorter time
 
 
 PAIR = (
@@ -354,127 +227,6 @@ def test_a_module_that_cannot_be_loaded_is_named_and_the_job_goes_on(asked):
     assert (done.stdout, done.returncode) == ("hi\n", 0)
 
 
-@pytest.mark.parametrize(
-    ("container", "texts"),
-    [
-        (
-            "{runtime: apptainer, options: [--nv], mounts: [/data]}",
-            ["apptainer exec --nv --bind /shared/runs,/home/me,/data img.sif \\\n  python3 -u"],
-        ),
-        (
-            "{runtime: pyxis, mounts: [/data]}",
-            ["--container-image=img.sif", "/shared/runs:/shared/runs,/home/me:/home/me,/data:/data",
-             '--container-env="$container_env"'],
-        ),
-        ("{runtime: shifter}", ["#SBATCH --image=img.sif", "  shifter \\\n  python3 -u"]),
-        ("{runtime: environment, python: python}", ["--environment=img.sif", "  python -u"]),
-        ("{runtime: wrap, wrap: [enter, '{image}']}", ["  enter img.sif \\\n  python3 -u"]),
-    ],
-)  # fmt: skip
-def test_processes_go_into_a_container_in_the_way_of_the_site(asked, container, texts):
-    text = GPUS + f"container: {container}\nenv: {{NCCL_X: {{value: '1', why: some reason}}}}"
-    script = script_of(asked(text, "resources.container=img.sif"))
-    assert all(part in script for part in texts)
-    assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
-    assert "img.sif" not in script_of(asked(text))
-
-
-def words_of_step(script, environ, start="\nsrun --kill"):
-    """The words that srun would be given, by the part of a script from `start` on."""
-    text = script[script.index(start) : script.index("\ncode=$?")]
-    words = ["bash", "-c", 'srun() { printf "%s\\n" "$@"; }\n' + text]
-    environ = {"PATH": "/usr/bin:/bin", **environ}
-    return subprocess.run(words, env=environ, capture_output=True, text=True).stdout.splitlines()
-
-
-OWN = "/shared/runs,/home/me"
-MOUNTED = {
-    "pyxis": ("", "--container-mounts=/shared/runs:/shared/runs,/home/me:/home/me,{0}:{0}"),
-    "apptainer": ("", f"{OWN},{{}}"),
-    "wrap": (", wrap: [enter, '-B={mounts}', '{image}']", f"-B={OWN},{{}}"),
-}
-
-
-@pytest.mark.parametrize("runtime", MOUNTED)
-def test_variables_of_the_job_are_filled_in_where_a_folder_is_mounted(asked, runtime):
-    more, where = MOUNTED[runtime]
-    folder = GPUS + f"container: {{runtime: {runtime}, mounts: [/run/$SLURM_JOB_ID]{more}}}"
-    script = script_of(asked(folder, "resources.container=img.sif"))
-    (word,) = [word for word in words_of_step(script, {"SLURM_JOB_ID": "7 7"}) if "/run" in word]
-    assert word == where.format("/run/7 7")
-    bad = folder.replace("$SLURM_JOB_ID", "$(id)")
-    with pytest.raises(ConfigError, match=r"container\.mounts="):
-        script_of(asked(bad, "resources.container=img.sif"))
-
-
-# srun with pyxis: what an image sets wins, except for what --container-env names.
-PYXIS = """srun() {
-  while [[ "$1" == --* ]]; do [[ "$1" != --container-env=* ]] || kept="${1#*=}"; shift; done
-  for one in $IMAGE; do
-    [[ ",$kept," == *",${one%%=*},"* && -v "${one%%=*}" ]] || export "$one"
-  done
-  "$@"
-}
-"""
-
-
-def seen_in_image(script, tmp_path, environ, image):
-    """The environment of python in an image with these variables."""
-    (tmp_path / "python3").write_text("#!/bin/sh\nexec env -0\n")
-    (tmp_path / "python3").chmod(0o755)
-    exports = script[script.index("# The processes inherit") : script.index("# Each attempt")]
-    step = script[script.index('echo "hpcddp: attempt') : script.index("\ncode=$?")]
-    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "IMAGE": image, **environ}
-    words = ["bash", "-c", PYXIS + exports + step]
-    done = subprocess.run(words, env=environ, capture_output=True, text=True, check=True)
-    said = done.stdout.partition("\n")[2]
-    return dict(one.split("=", 1) for one in said.split("\0") if "=" in one)
-
-
-PYXIS_SITE = (
-    "container: {runtime: pyxis}\n"
-    "env: {NCCL_X: {value: site, why: some reason}, HSA_X: {value: site, why: some reason}}\n"
-)
-
-
-def test_variables_for_the_network_win_over_those_of_an_image(asked, tmp_path):
-    script = script_of(asked(GPUS + PYXIS_SITE, "resources.container=img.sif"))
-    mine = {"NCCL_DEBUG": "mine", "FI_X": "mine", "UCX_TLS": "mine", "OTHER": "mine"}
-    image = [f"{name}=image" for name in (*mine, "NCCL_X", "HSA_X", "NCCL_VERSION")]
-    environ = seen_in_image(script, tmp_path, mine, " ".join(image))
-    assert {name: environ[name] for name in mine} == {**mine, "OTHER": "image"}
-    assert (environ["NCCL_X"], environ["HSA_X"], environ["NCCL_VERSION"]) == (
-        "site",
-        "site",
-        "image",
-    )
-
-
-LIBRARIES = "env: {LD_LIBRARY_PATH: {value: /opt/net, prepend: true, why: the plugin lies there}}\n"
-
-
-@pytest.mark.parametrize(("image", "seen"), [("/image", "/opt/net:/image"), ("", "/opt/net:/host")])
-def test_a_folder_goes_in_front_of_those_that_an_image_has(asked, tmp_path, image, seen):
-    request = asked(GPUS + LIBRARIES + "container: {runtime: pyxis}", "resources.container=i.sif")
-    image = f"LD_LIBRARY_PATH={image}" if image else "OTHER=1"
-    environ = seen_in_image(script_of(request), tmp_path, {"LD_LIBRARY_PATH": "/host"}, image)
-    assert environ["LD_LIBRARY_PATH"] == seen
-
-
-@pytest.mark.parametrize("runtime", ["pyxis", "environment", "apptainer", "none"])
-def test_a_folder_goes_in_front_in_the_batch_script_where_no_shell_is_in_an_image(asked, runtime):
-    words = ("resources.container=img.sif",) if runtime != "none" else ()
-    script = script_of(asked(GPUS + f"{LIBRARIES}container: {{runtime: {runtime}}}", *words))
-    before, _, after = script.partition("export LD_LIBRARY_PATH=/opt/net")
-    assert ("in_every_process" in before) == (runtime in ("pyxis", "environment"))
-    assert "LD_LIBRARY_PATH=" not in before + after
-
-
-def test_a_container_where_the_profile_knows_no_way_is_refused(asked):
-    with pytest.raises(ConfigError, match="does not say how"):
-        script_of(asked(GPUS, "resources.container=img.sif"))
-
-
 def test_one_torchrun_per_node_gets_all_cores_and_gpus_of_its_processes(asked):
     request = asked(GPUS + "launch: torchrun\ngpu_request: gpus-per-task")
     script = script_of(request)
@@ -546,17 +298,6 @@ def test_another_way_of_launching_is_refused_where_there_is_none(asked):
         asked(GPUS, "resources.launch=mpirun")
     with pytest.raises(ConfigError, match="without srun"):
         asked("launcher: local\ngpu_request: none", "resources.launch=torchrun")
-
-
-def test_what_holds_only_in_a_container_is_left_out_without_one(asked):
-    text = GPUS + (
-        "container: {runtime: wrap, wrap: [enter, -B, '{mounts}', '{image}'], mounts: [/data]}\n"
-        "variants: {in_container: {when: {container: true}, modules: [load bindings]}}\n"
-    )
-    assert "bindings" not in script_of(asked(text))
-    inside = script_of(asked(text, "resources.container=img.sif"))
-    assert "\nmodule load bindings " in inside
-    assert "enter -B /shared/runs,/home/me,/data img.sif" in inside
 
 
 NAMES_AND_RULE = (
