@@ -175,7 +175,7 @@ def test_a_signal_to_the_supervisor_ends_the_script_that_it_is_about_to_start(tm
         f"[ $HPCDDP_RESTART_COUNT = {restarts} ] || exit 75; sleep 2; touch {tmp_path}/goes-on"
     )
     words = [sys.executable, "-c", _TOLD_AS_A_SCRIPT_STARTS, str(tmp_path), str(restarts)]
-    assert subprocess.run(words, start_new_session=True, timeout=60).returncode == 0
+    assert subprocess.run(words, start_new_session=True, timeout=240).returncode == 0
     assert kinds(run_dir) == ["cancelled"]
     assert not (tmp_path / "goes-on").exists()
 

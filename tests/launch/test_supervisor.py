@@ -163,7 +163,7 @@ def test_stopping_ends_the_supervisor_and_all_that_it_started(
 def test_what_ended_and_was_not_reaped_is_not_waited_for(run_dir, start, killed):
     _, children = start("polite", below=CARELESS)
     children[1].send_signal(signal.SIGTERM)
-    assert stop_supervisor(run_dir, grace_s=20.0) is True
+    assert stop_supervisor(run_dir, grace_s=60.0) is True
     assert killed == []
     assert {child.status() for child in children} == {psutil.STATUS_ZOMBIE}
 
