@@ -20,6 +20,7 @@ import pytest
 import torch
 import yaml
 from ended import has_ended
+from waiting import wait_until
 
 from hpcddp.config.batch import BatchPlan
 from hpcddp.config.schema import DataConfig
@@ -74,7 +75,7 @@ def own_fork_server():
 def no_worker_survives_its_test():
     yield
     gc.collect()  # an exception may still hold the loader
-    wait_for(lambda: not loader_workers())
+    wait_until(lambda: not loader_workers())
 
 
 def stream(plan=None, *, dataset=None, global_rank=0, seed=3, **options):
@@ -200,13 +201,6 @@ def loader_workers():
     return {child.pid for child in loader_processes() if child.name() == "pt_data_worker"}
 
 
-def wait_for(condition, limit_s=100):
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_workers_do_not_hear_stop_signals_from_their_first_moment_on():
     expected = digest(stream(augment="crop_flip"), 60)
     done, shots = threading.Event(), set()
@@ -221,7 +215,7 @@ def test_workers_do_not_hear_stop_signals_from_their_first_moment_on():
 
     def until_all_are_hit(batches):
         yield next(batches)
-        wait_for(lambda: len(shots) >= 4)
+        wait_until(lambda: len(shots) >= 4)
         yield from batches
 
     shooter = threading.Thread(target=shoot)
@@ -248,9 +242,9 @@ def test_an_error_while_reading_keeps_its_kind_and_words(workers):
 def test_workers_end_with_their_stream():
     batches = stream(workers=2)
     next(batches)
-    wait_for(lambda: len(loader_workers()) == 2)  # the first batch may come before the second
+    wait_until(lambda: len(loader_workers()) == 2)  # the first batch may come before the second
     del batches
-    wait_for(lambda: not loader_workers())
+    wait_until(lambda: not loader_workers())
 
 
 PROGRAM = """
@@ -293,7 +287,7 @@ def test_however_a_process_ends_its_workers_end_too(tmp_path, ending, code):
     assert ended.returncode == code, ended.stderr
     children = [int(pid) for pid in ended.stdout.split()]
     assert len(children) >= 5
-    wait_for(lambda: all(map(has_ended, children)))
+    wait_until(lambda: all(map(has_ended, children)))
 
 
 def test_a_process_that_leaves_at_once_leaves_no_files_behind(tmp_path, short_tmp):

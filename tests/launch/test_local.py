@@ -5,11 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
 from ended import has_ended
+from waiting import wait_until
 
 from hpcddp.launch.local import supervise
 from hpcddp.launch.supervisor import read_supervisor, supervisor_alive
@@ -27,13 +27,6 @@ def submit(name, code, *words, nodes=2):
     done = hpcddp(*command, "--", sys.executable, "-c", code)
     assert done.returncode == 0, done.stderr
     return done
-
-
-def wait_until(true, timeout_s=120):
-    deadline = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def kinds(run_dir):

@@ -9,6 +9,7 @@ import textwrap
 import time
 
 import pytest
+from waiting import wait_until
 
 from hpcddp.launch.last_words import first_exit
 from hpcddp.launch.local_step import process_environment, run_step
@@ -88,10 +89,7 @@ def test_signals_reach_every_process(tmp_path, signum):
         [sys.executable, "-m", "hpcddp.launch.local_step", *words, *python(code)],
         env={**os.environ, "READY": str(ready)},
     )
-    deadline = time.monotonic() + 120
-    while len(list(ready.iterdir())) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: len(list(ready.iterdir())) == 2)
     step.send_signal(signum)
     assert step.wait(120) == 75
 

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -13,6 +12,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from patience import WAITS_FOR_A_STOP
+from waiting import wait_until
 
 from hpcddp.cli import rehearse as rehearse_module
 from hpcddp.config.load import Layer, resolve
@@ -112,13 +112,6 @@ def test_a_signal_that_cannot_be_sent_is_said(quick, monkeypatch):
         "SIGTERM was not sent: error: Invalid job id",
         "SIGTERM was not sent: no process was running",
     ]
-
-
-def wait_until(is_true):
-    deadline = time.monotonic() + 100
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def ended_run(path, *events, weight=1.0):

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from click.testing import CliRunner
+from waiting import wait_until
 
 from hpcddp.cli import group
 from hpcddp.errors import HpcddpError, SubmissionFailed
@@ -234,10 +235,7 @@ def test_ctrl_c_while_slurm_takes_the_job_does_not_lose_its_id(fake_sbatch):
     program.write_text(f"#!/bin/sh\necho > asked\n{wait}\necho 4711\n")
     words = [sys.executable, "-m", "hpcddp", "submit", "--cluster", "generic", "--name", "r"]
     process = subprocess.Popen(words, start_new_session=True, stdout=subprocess.PIPE)
-    deadline = time.monotonic() + 120
-    while not (fake_sbatch / "asked").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until((fake_sbatch / "asked").exists)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: all of its programs get it
     (fake_sbatch / "typed").touch()
     assert process.wait(timeout=120) == 130

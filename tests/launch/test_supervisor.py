@@ -6,11 +6,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
 from ended import has_ended
+from waiting import wait_until
 
 from hpcddp.errors import HpcddpError
 from hpcddp.launch.supervisor import (
@@ -75,7 +75,7 @@ def start(run_dir):
             process.kill()
         if isinstance(process, subprocess.Popen):
             process.wait()
-        assert wait_until(lambda pid=process.pid: has_ended(pid))
+        wait_until(lambda pid=process.pid: has_ended(pid))
 
 
 def test_the_record_says_who_where_and_since_when(run_dir):
@@ -109,19 +109,12 @@ def test_another_host_cannot_be_asked_nor_stopped(run_dir):
         stop_supervisor(run_dir)
 
 
-def wait_until(condition):
-    deadline = time.monotonic() + 100
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return condition()
-
-
 def test_a_supervisor_that_ended_and_was_not_reaped_is_not_alive(run_dir, start):
     process, children = start("polite")
     assert supervisor_alive(run_dir) is True
     for each in (process, children[0]):
         each.send_signal(signal.SIGKILL)
-    assert wait_until(lambda: supervisor_alive(run_dir) is False)
+    wait_until(lambda: supervisor_alive(run_dir) is False)
     assert process.returncode is None  # a zombie until we wait for it
 
 
@@ -132,10 +125,10 @@ def test_what_a_killed_supervisor_left_behind_lives_and_can_be_stopped(run_dir, 
     if is_reaped:
         process.wait()
     else:
-        assert wait_until(lambda: has_ended(process.pid))
+        wait_until(lambda: has_ended(process.pid))
     assert supervisor_alive(run_dir) is True
     assert stop_supervisor(run_dir, grace_s=5) is True
-    assert wait_until(lambda: has_ended(children[0].pid))
+    wait_until(lambda: has_ended(children[0].pid))
     assert supervisor_alive(run_dir) is False
 
 

@@ -5,9 +5,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
+from waiting import wait_until
 
 from hpcddp.config.layout import ProcessLayout
 from hpcddp.config.schema import RunConfig
@@ -45,10 +45,7 @@ def attend(tmp_path, monkeypatch):
         layout = ProcessLayout(**place)
         environ = {**os.environ, "HPCDDP_ATTEMPT_TIME": "100.5"}
         witness.attend(RunConfig(), layout, run_dir, ToldLater(), environ)
-        deadline = time.monotonic() + 100
-        while run_dir.read_events()[-1]["event"] != "stop_reason":
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: run_dir.read_events()[-1]["event"] == "stop_reason")
         return {event["event"]: event for event in run_dir.read_events()[len(before) :]}
 
     return attend

@@ -17,6 +17,7 @@ from train_ranks import (
     train_here,
     train_on,
 )
+from waiting import wait_until
 
 from hpcddp import checkpoint_dir
 from hpcddp.checkpoint_dir import list_checkpoints
@@ -53,13 +54,6 @@ def train_and_stall(config, layout, run_dir, owner, name, nth):
     return train_here(config, layout, run_dir)
 
 
-def wait_for(path):
-    deadline = time.monotonic() + DEADLINE_S
-    while not path.exists():
-        assert time.monotonic() < deadline, f"no {path}"
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize(
     ("call", "kept"),
     [
@@ -77,7 +71,7 @@ def test_a_writer_that_is_killed_where_it_stalls_costs_at_most_its_own_checkpoin
     config, folder = small_config(*SETTINGS), RunDir(tmp_path).checkpoints
     [layout] = layouts(1)
     started = start(train_and_stall, [(config, layout, tmp_path, *call)])
-    wait_for(tmp_path / "stalled")
+    wait_until((tmp_path / "stalled").exists, DEADLINE_S)
     for process in started.processes:
         process.kill()
         process.join()

@@ -23,6 +23,7 @@ from train_ranks import (
     train_signalled,
     train_until,
 )
+from waiting import wait_until
 
 from hpcddp.checkpoint_dir import NOT_WRITTEN, CheckpointError
 from hpcddp.errors import HpcddpError
@@ -180,18 +181,11 @@ def train_slowly(config, layout, run_dir):
 def test_signals_from_outside_stop_everybody_once(victims, tmp_path):
     calls = [(small_config(*ENDLESS), layout, tmp_path) for layout in layouts(2)]
     started = start(train_slowly, calls)
-    wait_for(tmp_path / "step-3")
+    wait_until((tmp_path / "step-3").exists, DEADLINE_S)
     for victim in victims:  # a second signal changes nothing
         os.kill(started.processes[victim].pid, signal.SIGTERM)
     assert started.results() == [75, 75]
     assert kinds_of(tmp_path).count("checkpoint") == 1
-
-
-def wait_for(path):
-    deadline = time.monotonic() + DEADLINE_S
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} never came"
-        time.sleep(0.01)
 
 
 def plan_of(this_round, world_size):

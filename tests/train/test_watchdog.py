@@ -24,6 +24,7 @@ from train_ranks import (
     train_on,
     train_until,
 )
+from waiting import wait_until
 
 from hpcddp.cluster.variables import ATTEMPT_VARIABLE
 from hpcddp.config.layout import ProcessLayout
@@ -157,7 +158,7 @@ def start_and_hang(stage, config, layout, run_dir):
 
 
 def wait_for_all_words(watchdog, folder):
-    wait_for(lambda: len(watchdog._words(folder)) == watchdog._layout.world_size)
+    wait_until(lambda: len(watchdog._words(folder)) == watchdog._layout.world_size)
 
 
 @pytest.mark.parametrize("stage", ["take_over", "build_session"])
@@ -204,9 +205,9 @@ def test_a_stopped_rank_ends_the_attempt_and_is_named(hpcddp, tmp_path):
     done = hpcddp("submit", *place, *words)
     assert done.returncode == 0, done.stderr
     run_dir = RunDir(tmp_path / "runs" / "r")
-    wait_for(lambda: run_dir.metrics.exists())
+    wait_until(lambda: run_dir.metrics.exists())
     os.kill(process_of_rank(1, run_dir), signal.SIGSTOP)
-    wait_for(lambda: any(e["event"] == "hang" for e in run_dir.read_events()))
+    wait_until(lambda: any(e["event"] == "hang" for e in run_dir.read_events()))
     hpcddp("wait", "r", "--timeout", "100")
     hang = next(event for event in run_dir.read_events() if event["event"] == "hang")
     assert (hang["suspected_ranks"], hang["global_rank"]) == ([1], 0)
@@ -217,13 +218,6 @@ def test_a_stopped_rank_ends_the_attempt_and_is_named(hpcddp, tmp_path):
     assert "train_step" in log  # where the main thread waited
     collectives = (run_dir.attempt_logs(0) / "collectives-rank-0000.json").read_text()
     assert json.loads(collectives)["entries"]
-
-
-def wait_for(true, timeout_s=90):
-    deadline = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def process_of_rank(global_rank, run_dir):
