@@ -226,6 +226,17 @@ def cluster(request, tmp_path_factory) -> Cluster:
 
 
 @pytest.fixture
+def long_kill_wait(cluster):
+    """Let jobs have longer between SIGTERM and SIGKILL than a busy machine may stand still."""
+    before = cluster.conf.read_text()
+    cluster.conf.write_text(before.replace("KillWait=10", "KillWait=300"))
+    assert cluster.run(["scontrol", "reconfigure"]).returncode == 0
+    yield
+    cluster.conf.write_text(before)
+    assert cluster.run(["scontrol", "reconfigure"]).returncode == 0
+
+
+@pytest.fixture
 def hpcddp(cluster, tmp_path) -> Hpcddp:
     """Return a user of the session's cluster with a runs folder of his own."""
     return Hpcddp(cluster, tmp_path / "runs")

@@ -10,20 +10,11 @@ PARTITION = "preempt-cancel"  # where Slurm requeues nothing by itself
 ENDLESS = [word for word in SMALLEST if "max_steps" not in word] + ["train.max_steps=1000000"]
 
 
-@pytest.fixture
-def short_grace(cluster):
-    """The grace time is shorter than KillWait, which a cancelled job may take to leave."""
-    change = ["scontrol", "update", f"partitionname={PARTITION}", "gracetime=7"]
-    assert cluster.run(change).returncode == 0
-    yield
-    assert cluster.run(["scontrol", "reconfigure"]).returncode == 0
-
-
 @pytest.mark.parametrize("is_cancelled", [True, False], ids=["cancelled", "preempted"])
 def test_who_leaves_after_its_grace_goes_on_unless_it_was_cancelled_within(
-    short_grace, hpcddp, cluster, tmp_path, is_cancelled
+    long_kill_wait, hpcddp, cluster, tmp_path, is_cancelled
 ):
-    """A cancelled job that saves for so long asks Slurm when the grace would have been over."""
+    """A cancelled job has KillWait to leave: it asks Slurm when the grace would have been over."""
     may_leave = tmp_path / "may-leave"
     hpcddp.begin_pythons_with(tmp_path / "site", LINGERS.format(str(may_leave)))
     words = [*ENDLESS, f"resources.partition={PARTITION}"]
@@ -38,5 +29,5 @@ def test_who_leaves_after_its_grace_goes_on_unless_it_was_cancelled_within(
     may_leave.touch()
     told = "cancelled" if is_cancelled else "requeued"
     hpcddp.wait_for_event("demo", told)
-    cluster.wait_until(lambda: "" if hpcddp.status("demo")["state"] == told else "not yet", 60)
+    cluster.wait_until(lambda: "" if hpcddp.status("demo")["state"] == told else "not yet", 120)
     assert cluster.show(job_id)["Restarts"] == str(int(not is_cancelled))
