@@ -13,8 +13,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from test_stop import ENDLESS, wait_for
+from test_stop import ENDLESS
 from train_ranks import DEADLINE_S, before_call, events_of, kinds_of, layouts, small_config, start
+from waiting import wait_until
 
 from hpcddp.checkpoint_dir import list_checkpoints
 from hpcddp.cluster.layout import process_environment
@@ -37,7 +38,7 @@ class Moment:
     def stay(self):
         if not self.path.exists():
             self.path.touch()
-            wait_for(self.signalled)
+            wait_until(self.signalled.exists, DEADLINE_S)
             time.sleep(SETTLE_S)
 
 
@@ -107,7 +108,7 @@ def stop_at(come_to, run_dir, *settings, signums=(signal.SIGTERM,), victim=0, ch
     config = small_config(*ENDLESS, *settings)
     calls = [(config, layout, run_dir) for layout in layouts(2)]
     started = start(partial(train_paused, come_to), calls)
-    wait_for(run_dir / f"there-{victim}")
+    wait_until((run_dir / f"there-{victim}").exists, DEADLINE_S)
     time.sleep(SETTLE_S)
     process = psutil.Process(started.processes[victim].pid)
     for child in process.children(recursive=True) if children else ():
