@@ -66,11 +66,6 @@ def history(*kinds):
         (143, ["submitted", "started"], "failed", 143),
         (1, ["submitted", "started"], "failed", 1),
         (2, ["submitted"], "failed", 2),
-        (75, ["submitted", "started", "stopped:5", "cancelled"], "cancelled", 75),
-        # the last step was done before the cancellation was noticed
-        (0, ["submitted", "started", "cancelled"], "finished", 0),
-        # a new submission of a run that was cancelled before may be requeued again
-        (75, ["submitted", "cancelled", "submitted", "started", "checkpoint:9"], "requeued", 75),
     ],
 )
 def test_the_decision_follows_exit_code_and_history(exit_code, kinds, event, code):
@@ -299,6 +294,24 @@ def test_what_is_cancelled_while_the_controller_is_away_stays_so(
     naps.calls = [lambda: run_dir.append_event("cancelled", by="ada")]
     finish_attempt(run_dir, 75, {"SLURM_JOB_ID": "7"})
     assert run_dir.read_events()[-1]["event"] == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("code", "kinds", "event"),
+    [
+        (75, ["cancelled"], "cancelled"),
+        (0, ["cancelled"], "finished"),  # the last step was done before that was noticed
+        (75, ["cancelled", "submitted"], "requeued"),
+    ],
+)
+def test_a_recorded_cancellation_counts_until_the_run_is_sent_again_or_all_is_done(
+    run_dir, monkeypatch, code, kinds, event
+):
+    monkeypatch.setattr(order, "_scontrol", lambda words: None)
+    for kind in kinds:
+        run_dir.append_event(kind)
+    assert finish_attempt(run_dir, code, FIRST) == code
+    assert run_dir.read_events()[-1]["event"] == event
 
 
 def test_a_controller_that_stays_away_is_left_to_the_script_and_no_new_job_is_sent(
