@@ -122,7 +122,8 @@ def detect_(write: bool, name: str | None, no_job: bool, as_json: bool) -> None:
 
 def _write(name: str | None, no_job: bool, known: list[str]) -> int:
     """Ask Slurm, look at a node, write the profile; the exit code."""
-    _check_name(name)
+    if name is not None:
+        _check_name(name)
     live = _live()
     name = name or live.name
     if name in list_profiles(os.environ):
@@ -142,15 +143,14 @@ def _write(name: str | None, no_job: bool, known: list[str]) -> int:
     return EXIT_DONE
 
 
-def _check_name(name: str | None) -> None:
+def _check_name(name: str) -> None:
     """Refuse what could be no file of the folder `clusters`, or would be taken for another."""
-    is_taken = name == "auto" or str(name).endswith(PERSONAL)
-    if name is None or (re.fullmatch(r"\w[\w.+-]*", name) and not is_taken):
-        return
-    raise HpcddpError(
-        f"--name {name}: it becomes the file clusters/NAME.yaml, so it holds letters, digits and "
-        "_.+- only, is not `auto`, and does not end in `.local`."
-    )
+    is_taken = name == "auto" or name.endswith(PERSONAL)
+    if is_taken or not re.fullmatch(r"\w[\w.+-]*", name):
+        raise HpcddpError(
+            f"--name {name}: it becomes the file clusters/NAME.yaml, so it holds letters, digits "
+            f"and _.+- only, is not `auto`, and does not end in `{PERSONAL}`."
+        )
 
 
 def _live() -> LiveCluster:

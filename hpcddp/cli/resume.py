@@ -1,6 +1,8 @@
 """`resume`: go on with a run that has ended."""
 
+import itertools
 import os
+from collections.abc import Sequence
 
 import click
 
@@ -22,12 +24,19 @@ class _ResumeCommand(click.Command):
             name = error.option_name.lstrip("-").replace("-", "_")
             if name not in RESOURCES:
                 raise
-            _, _, typed = " ".join(args).replace("=", " ").partition(f"{error.option_name} ")
-            value = typed.split(" ")[0] or "VALUE"
             raise click.UsageError(
                 f"No such option {error.option_name}. Settings of a run are changed by key=value "
-                f"words: resources.{name}={value}"
+                f"words: resources.{name}={_value_of(error.option_name, args)}"
             ) from None
+
+
+def _value_of(option: str, args: Sequence[str]) -> str:
+    """What was typed for the option, `VALUE` if nothing."""
+    for word, following in itertools.pairwise([*args, ""]):
+        name, _, value = word.partition("=")
+        if name == option:
+            return value or following or "VALUE"
+    return "VALUE"
 
 
 @click.command(cls=_ResumeCommand)

@@ -16,6 +16,8 @@ from hpcddp.launch.request import resolve_request, world_size
 from hpcddp.launch.sbatch import ask_sbatch
 from hpcddp.launch.submission import Submission, prepare, send
 
+_MAY_START_TIMEOUT_S = 3.0  # nobody waits longer for a mere warning
+
 
 @click.command(cls=RequestCommand)
 @request_options
@@ -92,7 +94,7 @@ def _warn_of_too_much(run: str, job_id: str) -> None:
     from hpcddp.launch.scheduler import show_job
     from hpcddp.launch.watch.job_words import too_much
 
-    if words := too_much(show_job(job_id)):
+    if words := too_much(show_job(job_id, _MAY_START_TIMEOUT_S)):
         cancel = command_line("cancel", run)
         warn([f"{words}: {cancel}. What there is: sinfo --format='%P %l %D %c %m %G'"])
 

@@ -21,7 +21,6 @@ IDENTITY_KEYS = (
     "data.synthetic_classes",
 )
 
-
 # Of what may be changed, what the bits depend on: a resumed run says so.
 SETTINGS_KEYS = (
     "train.replicas",

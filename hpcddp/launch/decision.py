@@ -71,8 +71,7 @@ def decide(ending: Ending, events: Sequence[Event], budget: RequeueConfig) -> De
     exit_code, why = ending.exit_code, ending.why
     if exit_code == EXIT_DONE:
         return Decision("finished", "", EXIT_DONE)
-    asked_for = any(event["event"] == "cancelled" for event in events)
-    if asked_for or why is StopReason.CANCELLED or (ending.terminated and why not in _GOES_ON):
+    if why is StopReason.CANCELLED or (ending.terminated and why not in _GOES_ON):
         return cancelled(ending)
     stopped_early = _stopped_early(ending, events)
     if why is StopReason.REQUEUED:  # whatever the code says: the next attempt is queued already

@@ -94,9 +94,9 @@ def first_exit(words: Sequence[str]) -> tuple[int, str] | None:
         return None
     host, tasks, code, how = first.groups()
     if code is None:
-        signum = _SIGNALS.get(how, signal.SIGTERM)
+        signum = _SIGNALS.get(how)  # None for `Out Of Memory`
         before = itertools.takewhile(lambda line: line != first.string, words)
-        if signum in STOP_SIGNALS or any(map(_STEP_ENDS.search, before)):
+        if signum in (None, *STOP_SIGNALS) or any(map(_STEP_ENDS.search, before)):
             return None
         code = 128 + signum
     return int(code), f"{tasks} on {host}"

@@ -61,7 +61,7 @@ def _end_all_on_sigterm(run_dir: RunDir) -> list[int]:
     """
 
     def end(signum: int, frame: FrameType | None) -> None:
-        if told:  # our own; ignored, it would be so in what we are about to start
+        if told:  # by ourselves. SIG_IGN would do here, but what we start would inherit it
             return
         told.append(signum)
         with suppress(OSError):

@@ -25,7 +25,7 @@ def requeue_until_heard(
     have been heard. So each time Slurm is asked what it has made of the job.
     """
     target = requeue_target(environ)
-    refusal = _requeue("incomplete", target)
+    refusal = _requeue(target, "incomplete")
     while True:
         why, now = ask_why(run_dir, attempt, environ)
         if why in (StopReason.REQUEUED, StopReason.CANCELLED):
@@ -40,7 +40,7 @@ def requeue_until_heard(
         else:
             time.sleep(PAUSE_S)
             if refusal and not now.is_silent:
-                refusal = _requeue("incomplete", target)
+                refusal = _requeue(target, "incomplete")
 
 
 def keep_off(nodes: str, environ: Mapping[str, str]) -> None:
@@ -71,14 +71,14 @@ def _early_reason(events: Sequence[Event], attempt: int) -> Event:
     return next((event for event in reversed(told) if event.get("attempt") == attempt), {})
 
 
-def _requeue(*words: str) -> str | None:
+def _requeue(target: str, *which: str) -> str | None:
     """Requeue this job, allowing it first where the job forbids it; Slurm's refusal, or None."""
-    refusal = _scontrol(["requeue", *words])
+    refusal = _scontrol(["requeue", *which, target])
     if refusal is None or is_silence(refusal):
         return refusal
-    if _scontrol(["update", f"jobid={words[-1]}", "requeue=1"]) is not None:
+    if _scontrol(["update", f"jobid={target}", "requeue=1"]) is not None:
         return refusal
-    return _scontrol(["requeue", *words])
+    return _scontrol(["requeue", *which, target])
 
 
 def _scontrol(words: Sequence[str]) -> str | None:

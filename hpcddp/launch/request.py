@@ -130,7 +130,7 @@ def _job_file(text: str, environ: Mapping[str, str]) -> Path:
 
 
 def _experiment_layers(name: object, environ: Mapping[str, str]) -> tuple[Layer, ...]:
-    """None where neither the job file nor anybody above it names an experiment."""
+    """Empty where neither the job file nor anybody above it names an experiment."""
     return () if name is None else (file_layer(find_config("train", str(name), environ)),)
 
 

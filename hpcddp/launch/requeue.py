@@ -119,8 +119,7 @@ class _Outlook:
         """Slurm ends this job and gives no answer why: who asks it later will know. If that is a
         preemption it starts the job again by itself, and no word of ours may stand against that.
         """
-        is_told = any(event["event"] == "cancelled" for event in self.events)
-        is_guess = self.ending.why is not StopReason.CANCELLED and not is_told
+        is_guess = self.ending.why is not StopReason.CANCELLED
         return self.slurm.is_silent and self.decision.event == "cancelled" and is_guess
 
     def asks_slurm(self, environ: Mapping[str, str]) -> bool:

@@ -8,12 +8,7 @@ from pathlib import Path
 
 from hpcddp.checkpoint_dir import CheckpointInfo, is_usable, list_checkpoints, read_manifest
 from hpcddp.cluster.profile import load_profile
-from hpcddp.config.identity import (
-    check_identity,
-    check_unchanged,
-    chosen_settings,
-    identity_of,
-)
+from hpcddp.config.identity import check_identity, check_unchanged, chosen_settings, identity_of
 from hpcddp.config.load import command_line_layer
 from hpcddp.config.write import config_text, read_config, read_resolved
 from hpcddp.errors import HpcddpError
@@ -146,8 +141,9 @@ def _refuse_other_settings(submission: Submission, checkpoint: Path) -> None:
     if config.checkpoint.strict_fingerprint:
         there = {**extra.get("settings", {}), **extra.get("fingerprint", {})}
         here = {**chosen_settings(config), "world_size": world_size(config, profile)}
-        known = (key for key in sorted(here) if there.get(key, here[key]) != here[key])
-        check_unchanged(checkpoint, {key: [there[key], here[key]] for key in known})
+        known = sorted(here.keys() & there.keys())
+        changed = {key: [there[key], here[key]] for key in known if there[key] != here[key]}
+        check_unchanged(checkpoint, changed)
 
 
 def _refuse_fewer_steps(submission: Submission, newest: CheckpointInfo) -> None:

@@ -134,18 +134,18 @@ def _from_squeue(row: Mapping[str, str]) -> JobInfo:
     )
 
 
-def show_job(job_id: str) -> JobInfo:
-    """One job as `scontrol show job` tells it; without a state when it does not."""
-    found, answer = _ask_scontrol([job_id], before=_DEAF)
+def show_job(job_id: str, timeout_s: float = _TIMEOUT_S) -> JobInfo:
+    """One job as `scontrol show job` tells it; without a state when it does not in time."""
+    found, answer = _ask_scontrol([job_id], _DEAF, timeout_s)
     return found.get(job_id, JobInfo(job_id, reason=answer.problem or "not found"))
 
 
 def _ask_scontrol(
-    job_ids: Sequence[str], before: Sequence[str] = ()
+    job_ids: Sequence[str], before: Sequence[str] = (), timeout_s: float = _TIMEOUT_S
 ) -> tuple[dict[str, JobInfo], _Answer]:
     """One call for each job, all within one time-out; words `before` scontrol start it."""
     jobs: dict[str, JobInfo] = {}
-    deadline = time.monotonic() + _TIMEOUT_S
+    deadline = time.monotonic() + timeout_s
     for job_id in job_ids:
         answer = _run([*before, "scontrol", "show", "job", job_id], deadline - time.monotonic())
         if answer.problem is None:
@@ -259,7 +259,7 @@ def _run(words: Sequence[str], timeout_s: float) -> _Answer:
     except OSError as error:
         return _Answer(problem=f"`{words[0]}` cannot be run: {error.strerror}")
     except subprocess.TimeoutExpired:
-        return _Answer(problem=f"`{words[0]}` gave no answer within {_TIMEOUT_S:.0f} s")
+        return _Answer(problem=f"`{words[0]}` gave no answer within {timeout_s:.0f} s")
     if done.returncode == 0 and "error" not in done.stderr:  # a bad column is only complained of
         return _Answer(done.stdout)
     said = done.stderr.strip().splitlines()

@@ -95,8 +95,8 @@ def settle_reason(now: SlurmSays, early: Mapping[str, Any]) -> StopReason:
     """The reason that counts, of the one now and the one when the signal came (an event).
 
     During the final kill Slurm may say nothing. A preempted job whose grace is over looks as if
-    its user had cancelled it; what Slurm has ended before, its user did. When it is asked says
-    nothing: a cancelled job may take KillWait to leave.
+    its user had cancelled it; one that has ended before that, its user did cancel. Only Slurm's
+    own times tell them apart, as a cancelled job may take KillWait to leave.
     """
     known = next((reason for reason in StopReason if reason.value == early.get("reason")), None)
     if known is None:

@@ -48,11 +48,6 @@ def history(*kinds):
         (143, ["submitted", "started"], "failed", 143),
         (1, ["submitted", "started"], "failed", 1),
         (2, ["submitted"], "failed", 2),
-        (75, ["submitted", "started", "stopped:5", "cancelled"], "cancelled", 75),
-        # the last step was done before the cancellation was noticed
-        (0, ["submitted", "started", "cancelled"], "finished", 0),
-        # a new submission of a run that was cancelled before may be requeued again
-        (75, ["submitted", "cancelled", "submitted", "started", "checkpoint:9"], "requeued", 75),
     ],
 )
 def test_the_decision_follows_exit_code_and_history(exit_code, kinds, event, code):

@@ -121,6 +121,24 @@ def test_a_cancellation_is_recorded_once(run_dir, slurm_says):
     assert [event["event"] for event in told] == ["cancelled"]
 
 
+@pytest.mark.parametrize(
+    ("code", "kinds", "event"),
+    [
+        (75, ["cancelled"], "cancelled"),
+        (0, ["cancelled"], "finished"),  # the last step was done before that was noticed
+        (75, ["cancelled", "submitted"], "requeued"),
+    ],
+)
+def test_a_recorded_cancellation_counts_until_the_run_is_sent_again_or_all_is_done(
+    run_dir, monkeypatch, code, kinds, event
+):
+    monkeypatch.setattr(order, "_scontrol", lambda words: None)
+    for kind in kinds:
+        run_dir.append_event(kind)
+    assert finish_attempt(run_dir, code, FIRST) == code
+    assert run_dir.read_events()[-1]["event"] == event
+
+
 def test_a_copy_that_slurm_has_replaced_decides_nothing(run_dir, monkeypatch):
     monkeypatch.setattr(order, "_scontrol", lambda words: pytest.fail(f"asked for {words}"))
     run_dir.append_event("launched", attempt=4, job_id="7")

@@ -71,6 +71,7 @@ def test_changed_settings_are_kept_and_rendered(run_dir):
         (["--nodes", "4"], "resources.nodes=4"),
         (["optim.lr=1", "--gpus-per-node=2", "train.seed=1"], "resources.gpus_per_node=2"),
         (["--time"], "resources.time=VALUE"),
+        (["data.root=my --nodes 3", "--nodes=4"], "resources.nodes=4"),
         (["--follow"], ""),
     ],
 )

@@ -136,6 +136,11 @@ def test_a_controller_that_does_not_answer_is_said_so(tools, monkeypatch, squeue
     assert words in job.reason
 
 
+def test_who_asks_about_one_job_says_how_long_the_answer_may_take(tools):
+    tools(scontrol="exec sleep 100")
+    assert show_job("38", timeout_s=1.0).reason.endswith("gave no answer within 1 s")
+
+
 def test_a_machine_without_slurm_is_said_so(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     job = query_jobs(["38"])["38"]

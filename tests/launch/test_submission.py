@@ -14,6 +14,7 @@ from waiting import wait_until
 
 from hpcddp.cli import group
 from hpcddp.errors import HpcddpError, SubmissionFailed
+from hpcddp.launch import scheduler
 from hpcddp.launch.history import read_history
 from hpcddp.launch.request import Request, resolve_request
 from hpcddp.launch.sbatch import last_words
@@ -345,6 +346,20 @@ def test_a_job_that_slurm_takes_and_may_never_start_is_told_of_at_once(
     assert (f"Warning: {reason}: it may never start" in result.stderr) == is_told
     assert ("Cancel it, ask for less: python -m hpcddp cancel r." in result.stderr) == is_told
     assert "Run r: job 4711" in result.stdout
+
+
+def test_a_controller_that_falls_silent_once_it_has_the_job_holds_nobody_up(
+    fake_sbatch, monkeypatch
+):
+    asked = []
+
+    def show_job(job_id, timeout_s=scheduler._TIMEOUT_S):
+        asked.append((job_id, timeout_s < scheduler._TIMEOUT_S))
+        return scheduler.JobInfo(job_id, reason="timed out")
+
+    monkeypatch.setattr(scheduler, "show_job", show_job)
+    result = hpcddp("submit", "--cluster", "generic-cpu", "--name", "r")
+    assert (result.exit_code, asked) == (0, [("4711", True)])
 
 
 def test_a_folder_that_cannot_be_filled_does_not_occupy_the_name(fake_sbatch, monkeypatch):

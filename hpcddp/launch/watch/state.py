@@ -121,12 +121,10 @@ def decide_state(seen: Evidence) -> tuple[str, str]:
         return "finished", ""
     if seen.job is None or not seen.job.state:
         return _state_without_scheduler(seen)
-    if _has_started_since(seen, seen.job):
-        # The start of a job that waits is an estimate.
-        seen = dataclasses.replace(
-            seen, job=dataclasses.replace(seen.job, state="RUNNING", start_time=None)
-        )
-    return _state_with_scheduler(seen, seen.job)
+    job = seen.job
+    if _has_started_since(seen, job):  # the start of a job that waits is an estimate
+        job = dataclasses.replace(job, state="RUNNING", start_time=None)
+    return _state_with_scheduler(seen, job)
 
 
 def _has_started_since(seen: Evidence, job: JobInfo) -> bool:
