@@ -87,11 +87,12 @@ class Hpcddp:
 
     def replace_tool(self, folder, tool, lines):
         """Let jobs that are sent from now on run these lines of bash for a tool of Slurm's; there
-        PATH has the real one.
+        PATH has the real one. Whoever sends them has that as well.
         """
         path = folder / "tools" / tool
         path.parent.mkdir()
-        path.write_text(f'#!/bin/bash\nPATH="${{PATH#*:}}"\n{lines}\n')
+        real = f'PATH="${{PATH#*:}}"\n[ -n "$SLURM_JOB_ID" ] || exec {tool} "$@"'
+        path.write_text(f"#!/bin/bash\n{real}\n{lines}\n")
         path.chmod(0o755)
         self.env["PATH"] = f"{path.parent}:{self.env['PATH']}"
 
