@@ -26,9 +26,25 @@ OPTIONS = (
 )  # fmt: skip
 
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+
 def pytest_configure() -> None:
     """A shell starts background jobs deaf to Ctrl-C; programs under test would inherit that."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for signum in SIGNALS[1:]:
+        signal.signal(signum, signal.SIG_DFL)
+
+
+@pytest.fixture(autouse=True)
+def own_signals():
+    """What a test lets this process do with a signal, or ignore, no later test's programs inherit:
+    the last act and the local executor are deaf to SIGTERM in the end.
+    """
+    before = {signum: signal.getsignal(signum) for signum in SIGNALS}
+    yield
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
 
 
 @pytest.fixture

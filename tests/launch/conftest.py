@@ -1,7 +1,6 @@
 """A place to submit from, a site, and a run whose job ends; unit tests only, without a Slurm."""
 
 import os
-import signal
 from types import SimpleNamespace
 
 import pytest
@@ -64,14 +63,6 @@ def asked(workplace):
         return resolve_request(request, {"HOME": str(workplace), **(environ or {})})
 
     return resolve
-
-
-@pytest.fixture
-def own_signals():
-    """The last act stops to listen to SIGTERM; the next test must not."""
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture

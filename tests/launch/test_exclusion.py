@@ -9,7 +9,7 @@ from hpcddp.launch import exclusion, order, requeue
 from hpcddp.launch.requeue import finish_attempt
 from hpcddp.launch.scheduler import JobInfo
 
-pytestmark = pytest.mark.usefixtures("slurm_says", "own_signals")
+pytestmark = pytest.mark.usefixtures("slurm_says")
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from hpcddp.launch import order
 from hpcddp.launch.requeue import finish_attempt
 from hpcddp.launch.watch.failure import failure_log
 
-pytestmark = pytest.mark.usefixtures("slurm_says", "own_signals")
+pytestmark = pytest.mark.usefixtures("slurm_says")
 
 
 def test_a_torn_line_before_an_attempt_hides_none_of_its_words(own_run):

@@ -21,7 +21,7 @@ from hpcddp.launch import order, requeue, stop_reason
 from hpcddp.launch.requeue import finish_attempt
 from hpcddp.launch.scheduler import JobInfo
 
-pytestmark = pytest.mark.usefixtures("slurm_says", "own_signals")
+pytestmark = pytest.mark.usefixtures("slurm_says")
 
 
 def test_requeue_is_recorded_before_slurm_is_asked_since_it_kills_the_job(run_dir, monkeypatch):

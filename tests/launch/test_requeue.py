@@ -10,7 +10,7 @@ from hpcddp.launch.requeue import finish_attempt
 from hpcddp.launch.scheduler import JobInfo
 from hpcddp.launch.stop_reason import StopReason
 
-pytestmark = pytest.mark.usefixtures("slurm_says", "own_signals")
+pytestmark = pytest.mark.usefixtures("slurm_says")
 
 
 def test_why_a_signal_ended_a_program_is_asked_until_slurm_answers(

@@ -20,7 +20,7 @@ from hpcddp.launch.requeue import finish_attempt
 from hpcddp.launch.scheduler import JobInfo
 from hpcddp.run_dir import RunDir
 
-pytestmark = pytest.mark.usefixtures("slurm_says", "own_signals")
+pytestmark = pytest.mark.usefixtures("slurm_says")
 
 
 @pytest.fixture
