@@ -138,7 +138,10 @@ class Group:
         code = process.exitcode or 0
         if code == -signal.SIGKILL:
             return "was killed (SIGKILL): Linux does that to who takes more memory than there is"
-        return f"was ended by {signal.Signals(-code).name}" if code < 0 else "has ended"
+        if code >= 0:
+            return "has ended"
+        has_name = -code in set(signal.Signals)  # most real-time signals have none
+        return f"was ended by {signal.Signals(-code).name if has_name else f'signal {-code}'}"
 
     def _failure(self, global_rank: int, what: str) -> GroupFailed:
         log, lines = self._log(global_rank), []

@@ -128,7 +128,12 @@ def test_a_process_that_is_killed_ends_the_wait_for_all(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("number", "said"), [(signal.SIGKILL, "takes more memory"), (signal.SIGTERM, "by SIGTERM")]
+    ("number", "said"),
+    [
+        (signal.SIGKILL, "takes more memory"),
+        (signal.SIGTERM, "by SIGTERM"),
+        (signal.SIGRTMIN + 1, f"by signal {signal.SIGRTMIN + 1}"),
+    ],
 )
 def test_the_signal_that_ended_a_process_is_named(tmp_path, number, said):
     with start(Cell("single", 1), tmp_path / "group") as group:
